@@ -1,0 +1,560 @@
+/*
+ * attn.h - attention on CPUs: softmax(scale Q K^T + mask) V, and the layers
+ * around it, in float32 and float64, with all matrix products through CBLAS.
+ *
+ * Link with -lattn. This header is the whole interface and its manual. It is
+ * C89-clean, usable from C++98 on, and includes no BLAS header.
+ *
+ * 1. Letters, used in every comment below
+ *
+ *   B   batch           Hq  query heads      Hkv key/value heads
+ *   Tq  queries         Tk  keys             G = Hq/Hkv, heads per group
+ *   D   width of a query or key              Dv  width of a value
+ *   E   width of the model (input and output of a multi-head layer)
+ *   b batch, h query head, g = h/G (integer division) its key/value head,
+ *   i query, j key.
+ *
+ * 2. What is computed
+ *
+ *   r(i,j) = sum over d of q(i,d) k(j,d)
+ *   z(i,j) = scale r(i,j) + sum of the ADD masks;   -inf where not visible
+ *   w(i,j) = exp(z(i,j) - m(i)) / sum over j of exp(z(i,j) - m(i)),
+ *            m(i) = max over j of z(i,j)            (softmax over the KEYS)
+ *   out(i,e) = sum over j of w(i,j) v(j,e)
+ *
+ *   scale is 1/sqrt(D) unless set. A key is visible to a query when every
+ *   mask and every rule that was given lets it through; they all combine.
+ *   (Vaswani et al., "Attention Is All You Need", arXiv:1706.03762, 3.2.)
+ *
+ * 3. Masks: the polarity is part of the mask, there is no default
+ *
+ *   ATTN_MASK_KEEP   true  = the key takes part    (PyTorch's SDPA)
+ *   ATTN_MASK_DROP   true  = the key is masked out (PyTorch's MHA)
+ *   ATTN_MASK_ADD    a number added to scale q.k;  -inf = masked out
+ *   A masked key has weight exactly 0, whatever its k and v hold, NaN and
+ *   inf included. A row that sees no key at all is all zeros (its LSE -inf).
+ *
+ * 4. Tensors are views (B, H, T, D) with free strides, in elements
+ *
+ *   element (b,h,t,d) is at data[b*stride[0] + h*stride[1] + t*stride[2]
+ *                                + d*stride[3]]
+ *   so (B,H,T,D) and (B,T,H,D) memory, packed QKV and ragged batches are only
+ *   strides; attn_view_* write them. Inputs may have any strides, 0 and
+ *   negative ones too (data points at element (0,0,0,0)); outputs any strides
+ *   that give each element its own place. Unit innermost stride is fast.
+ *
+ * 5. Errors
+ *
+ *   Every call checks everything first. On an error it returns a negative
+ *   status, has written nothing, and attn_last_error() holds a sentence that
+ *   names the call, the argument, the values and the rule. Nothing is ever
+ *   printed and the process is never ended. NaN and inf in data are data, not
+ *   errors: they go where the formulas of section 2 send them.
+ *
+ * 6. Sizes: 0 is legal for every size. No keys: every row is empty, so zeros.
+ *   D = 0: all scores are 0, so out is the mean of the visible values.
+ *
+ * 7. Threads: every function may be called from several threads at once. Work
+ *   is spread over threads only if a context (or ATTN_NUM_THREADS) says so.
+ *   Results do not depend on the number of threads, bit for bit. They may
+ *   differ between CPUs, BLAS libraries and versions of this library.
+ *   No BLAS thread is started and no BLAS setting is changed.
+ *
+ * 8. Growing structs: the first member of every options struct is its size.
+ *   Start with X_PARAMS_INIT or attn_x_params_init(); all-zero means default
+ *   in every field and always will. A shorter struct (a program built against
+ *   an older header) is extended with zeros; a longer one (newer header) is
+ *   accepted if the part this library does not know is zero.
+ */
+#ifndef ATTN_H
+#define ATTN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The one place where the version is written; the build reads it from here. */
+#define ATTN_VERSION_MAJOR 0
+#define ATTN_VERSION_MINOR 1
+#define ATTN_VERSION_PATCH 0
+/* 10000 major + 100 minor + patch; compare with attn_version_number(). */
+#define ATTN_VERSION_NUMBER \
+    (ATTN_VERSION_MAJOR * 10000 + ATTN_VERSION_MINOR * 100 + ATTN_VERSION_PATCH)
+
+/* Define ATTN_STATIC when linking libattn.a (the packages do it for you). */
+#ifndef ATTN_API
+#if defined(__GNUC__) && !defined(ATTN_STATIC)
+#define ATTN_API __attribute__((visibility("default")))
+#else
+#define ATTN_API
+#endif
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------- Status -- */
+
+/* 0 = done; negative = nothing was done. The numbers never change. */
+typedef int32_t attn_status;
+#define ATTN_OK 0                 /* done */
+#define ATTN_ERR_NULL (-1)        /* a required pointer is NULL */
+#define ATTN_ERR_SIZE (-2)        /* a size is negative or too large */
+#define ATTN_ERR_SHAPE (-3)       /* sizes of two arguments do not fit */
+#define ATTN_ERR_TYPE (-4)        /* element type unknown or unequal */
+#define ATTN_ERR_VALUE (-5)       /* a constant or number is not allowed */
+#define ATTN_ERR_STRUCT (-6)      /* struct_size is below the first version */
+#define ATTN_ERR_UNSUPPORTED (-7) /* asks for what this version cannot do */
+#define ATTN_ERR_STRIDE (-8)      /* strides that cannot work */
+#define ATTN_ERR_ALIGN (-9)       /* pointer not aligned to its type */
+#define ATTN_ERR_OVERLAP (-10)    /* an output shares memory with something */
+#define ATTN_ERR_WORKSPACE (-11)  /* scratch memory too small or misaligned */
+#define ATTN_ERR_NOMEM (-12)      /* allocation failed */
+#define ATTN_ERR_BLAS (-13)       /* the loaded BLAS cannot be used */
+
+/* A constant text for a status; for an unknown one a text that says so.
+ * Never NULL. */
+ATTN_API const char *attn_strerror(attn_status status);
+
+/* The sentence of this thread's last failed call, e.g. "attn_sdpa: v has 6
+ * keys, k has 5; k and v must have the same length (shape[2])". Empty before
+ * the first failure; a later success leaves it. Valid until this thread's next
+ * failure. Never NULL. */
+ATTN_API const char *attn_last_error(void);
+
+/* "0.1.0": of the library that runs, not of the header. Never NULL. */
+ATTN_API const char *attn_version(void);
+/* ATTN_VERSION_NUMBER of the library that runs. */
+ATTN_API int32_t attn_version_number(void);
+/* One line: version, compiler, instruction-set level in use. Never NULL. */
+ATTN_API const char *attn_build_info(void);
+/* One line: which BLAS is loaded, its threading, its core type, and how
+ * libattn uses it (tile class, whether calls are serialised). Never NULL. */
+ATTN_API const char *attn_blas_info(void);
+
+/* ------------------------------------------------------------ Tensors -- */
+
+typedef int32_t attn_dtype;
+#define ATTN_F32 1 /* float */
+#define ATTN_F64 2 /* double */
+#define ATTN_U8 3  /* unsigned char, for KEEP and DROP masks: 0 is false */
+
+/* A view of memory that the caller owns. The library never writes through a
+ * tensor that is passed as an input. Dimensions that an argument does not have
+ * are of size 1: a matrix is (1,1,rows,columns), a vector (1,1,1,n), the input
+ * of a layer (B,1,T,E). A stride whose size is 1 is ignored. */
+typedef struct attn_tensor {
+    void *data;
+    int64_t shape[4];
+    int64_t stride[4]; /* in elements */
+    attn_dtype dtype;
+    int32_t reserved; /* 0 */
+} attn_tensor;
+
+/*
+ * Writers of views. All fill *view (and set reserved to 0); data may be NULL
+ * when a size is 0, and its const is only for convenience. They return
+ * ATTN_ERR_NULL, ATTN_ERR_SIZE (negative, or more than INT64_MAX elements) or
+ * ATTN_ERR_TYPE, with the view untouched.
+ */
+/* Contiguous (B,H,T,D). */
+ATTN_API attn_status attn_view_bhtd(attn_tensor *view, attn_dtype dtype,
+                                    const void *data, int64_t batch,
+                                    int64_t heads, int64_t len, int64_t width);
+/* (B,T,H,D) memory, which is (B,T,H*D) cut into heads, as (B,H,T,D): head 0 is
+ * columns 0..D-1. This view is the head split; no copy is needed. */
+ATTN_API attn_status attn_view_bthd(attn_tensor *view, attn_dtype dtype,
+                                    const void *data, int64_t batch,
+                                    int64_t len, int64_t heads, int64_t width);
+/* Packed (B,T,3,H,D) memory as three views. */
+ATTN_API attn_status attn_view_bt3hd(attn_tensor *q, attn_tensor *k,
+                                     attn_tensor *v, attn_dtype dtype,
+                                     const void *data, int64_t batch,
+                                     int64_t len, int64_t heads, int64_t width);
+/* Packed (B,H,T,3,D) memory as three views. */
+ATTN_API attn_status attn_view_bht3d(attn_tensor *q, attn_tensor *k,
+                                     attn_tensor *v, attn_dtype dtype,
+                                     const void *data, int64_t batch,
+                                     int64_t heads, int64_t len, int64_t width);
+/* Ragged (T,H,D) memory, all sequences one after the other, as (1,H,T,D); for
+ * use with cu_q and cu_k. */
+ATTN_API attn_status attn_view_thd(attn_tensor *view, attn_dtype dtype,
+                                   const void *data, int64_t total_len,
+                                   int64_t heads, int64_t width);
+/* Input or output of a layer: contiguous (B,T,E) as (B,1,T,E). */
+ATTN_API attn_status attn_view_bte(attn_tensor *view, attn_dtype dtype,
+                                   const void *data, int64_t batch, int64_t len,
+                                   int64_t width);
+/* A row-major matrix as (1,1,rows,columns), rows ld elements apart. */
+ATTN_API attn_status attn_view_matrix(attn_tensor *view, attn_dtype dtype,
+                                      const void *data, int64_t rows,
+                                      int64_t columns, int64_t ld);
+/* A vector as (1,1,1,n). */
+ATTN_API attn_status attn_view_vector(attn_tensor *view, attn_dtype dtype,
+                                      const void *data, int64_t n);
+
+/* ------------------------------------------------------------ Context -- */
+
+/* Runs task(arg, index) once for every index in [0, n), in any order and on
+ * any threads, and returns when all have ended. user is the context's. */
+typedef void (*attn_task_fn)(void *arg, int64_t index);
+typedef void (*attn_parallel_for_fn)(void *user, int64_t n, attn_task_fn task,
+                                     void *arg);
+/* bytes at a multiple of alignment (a power of two), or NULL. */
+typedef void *(*attn_alloc_fn)(void *user, size_t bytes, size_t alignment);
+typedef void (*attn_free_fn)(void *user, void *ptr);
+
+/* How calls run. Immutable, shared freely between threads; it must outlive the
+ * calls that use it. NULL wherever a context is asked for means:
+ * ATTN_NUM_THREADS threads of a pool shared by the process if that variable was
+ * set to a number when it was first needed, else the calling thread alone; the
+ * C library's allocator. */
+typedef struct attn_context attn_context;
+
+typedef struct attn_context_params {
+    size_t struct_size;
+    int32_t num_threads; /* 0: ATTN_NUM_THREADS, else 1; at most 1024 */
+    int32_t reserved;    /* 0 */
+    /* The host's own threads in place of a pool of ours; NULL: our pool, whose
+     * threads start at the first call that needs them. It is called with n up
+     * to num_threads and may run tasks one after the other. */
+    attn_parallel_for_fn parallel_for;
+    void *parallel_user;
+    /* Both or neither. */
+    attn_alloc_fn alloc;
+    attn_free_fn free;
+    void *alloc_user;
+} attn_context_params;
+
+#define ATTN_CONTEXT_PARAMS_INIT                                        \
+    {                                                                   \
+        sizeof(attn_context_params), 0, 0, NULL, NULL, NULL, NULL, NULL \
+    }
+ATTN_API void attn_context_params_init(attn_context_params *params);
+
+/* params NULL: defaults. On failure *context is untouched. Returns
+ * ATTN_ERR_NULL, _STRUCT, _UNSUPPORTED, _VALUE, _NOMEM. */
+ATTN_API attn_status attn_context_create(attn_context **context,
+                                         const attn_context_params *params);
+/* Ends its threads. No call may be using it. NULL is allowed. */
+ATTN_API void attn_context_destroy(attn_context *context);
+/* The number of threads calls with this context use at most (NULL: default). */
+ATTN_API int32_t attn_context_num_threads(const attn_context *context);
+
+/* ------------------------------------------------------------ Softmax -- */
+
+/*
+ * y = softmax of every row of x along the LAST axis (shape[3]):
+ *   y(..,j) = exp(x(..,j) - m) / sum over j of exp(x(..,j) - m),  m = max x
+ *   lse(..) = m + ln(sum over j of exp(x(..,j) - m))
+ * x, y: same shape and type, F32 or F64, any strides; y may be x itself (same
+ * data and strides), else they must not overlap. lse: NULL, or of shape
+ * (x.shape[0], x.shape[1], x.shape[2], 1) and the same type.
+ * A row of -inf only, or of no elements, gives zeros and lse -inf; a row with
+ * NaN or +inf gives NaN. Rows whose values are far from 0 (+-1802 in float32)
+ * are exact: m is subtracted first.
+ * Returns ATTN_ERR_NULL, _SIZE, _SHAPE, _TYPE, _STRIDE, _ALIGN, _OVERLAP,
+ * _UNSUPPORTED (tensor.reserved not 0).
+ */
+ATTN_API attn_status attn_softmax(const attn_tensor *x, const attn_tensor *y,
+                                  const attn_tensor *lse);
+
+/*
+ * Largest |sum over j of w(..,j) - 1| over the rows of w (F32 or F64), summed
+ * in double; rows that are all exactly 0 (empty rows) are passed over and
+ * counted in *empty_rows unless that is NULL. A row that holds NaN makes
+ * *deviation NaN. For softmax weights expect a few units of 2.2e-16 (F64) or
+ * 1.2e-7 (F32); a softmax along the wrong axis shows at once.
+ * Returns as attn_softmax.
+ */
+ATTN_API attn_status attn_weights_check(const attn_tensor *w, double *deviation,
+                                        int64_t *empty_rows);
+
+/* -------------------------------------------------------------- Masks -- */
+
+#define ATTN_MASK_KEEP 1 /* U8: true (not 0) = the key takes part */
+#define ATTN_MASK_DROP 2 /* U8: true (not 0) = the key is masked out */
+#define ATTN_MASK_ADD 3  /* F32/F64: added to scale q.k; -inf masks out */
+
+/* A mask over (B, Hq, Tq, Tk). Each size of the view is the full one or 1; 1
+ * is broadcast (as a stride of 0 is). Key padding is (B,1,1,Tk). Of an ADD
+ * mask the type is that of the scores. */
+typedef struct attn_mask {
+    int32_t kind;     /* one of the three above; 0 is an error */
+    int32_t reserved; /* 0 */
+    attn_tensor view;
+} attn_mask;
+
+/* As many masks as one call takes. */
+#define ATTN_MAX_MASKS 4
+
+/* A contiguous mask of the given sizes, each full or 1. dtype must fit kind.
+ * Returns ATTN_ERR_NULL, _SIZE, _TYPE, _VALUE. */
+ATTN_API attn_status attn_mask_init(attn_mask *mask, int32_t kind,
+                                    attn_dtype dtype, const void *data,
+                                    int64_t batch, int64_t heads, int64_t q_len,
+                                    int64_t kv_len);
+
+/*
+ * Builders: fill the memory of *mask, in its own kind and type, so that
+ * exactly these keys are visible:
+ *   causal:   j <= offset + i    (offset 0: top-left aligned, as PyTorch's
+ *             is_causal; Tk - Tq: bottom-right, the last query sees all keys)
+ *   window:   -right <= offset + i - j <= left; -1 = unbounded. A model's
+ *             "window of W tokens" with causal is left = W-1, right = 0.
+ *   padding:  j < kv_lens[b]; kv_lens has view.shape[0] entries, each in
+ *             [0, view.shape[3]]
+ * attn_sdpa has all three as options that cost no memory; these are for the
+ * masks of other programs. Every dimension is written as it stands (a size of
+ * 1 has only index 0).
+ * Returns ATTN_ERR_NULL, _SIZE, _TYPE, _VALUE (unknown kind, window below -1,
+ * a length out of range), _STRIDE, _ALIGN, _UNSUPPORTED.
+ */
+ATTN_API attn_status attn_mask_causal(const attn_mask *mask, int64_t offset);
+ATTN_API attn_status attn_mask_window(const attn_mask *mask, int64_t offset,
+                                      int64_t left, int64_t right);
+ATTN_API attn_status attn_mask_padding(const attn_mask *mask,
+                                       const int64_t *kv_lens);
+
+/*
+ * scores = scores + all ADD masks, then -inf wherever a mask hides the key, in
+ * place. scores: (B,Hq,Tq,Tk), F32 or F64, any strides. A hidden score is
+ * replaced whatever it was, NaN included; an ADD value of -inf hides.
+ * num_masks in [0, ATTN_MAX_MASKS]. Returns ATTN_ERR_NULL, _SIZE, _SHAPE,
+ * _TYPE, _VALUE, _STRIDE, _ALIGN, _OVERLAP, _UNSUPPORTED.
+ */
+ATTN_API attn_status attn_mask_apply(const attn_mask *masks, int32_t num_masks,
+                                     const attn_tensor *scores);
+
+/* -------------------------------------------------- Heads, projections -- */
+
+/*
+ * Copies between (B,1,T,H*D), the rows of a layer, and (B,H,T,D):
+ *   split: dst(b,h,t,d) = src(b,0,t,h*D+d)     merge: the reverse
+ * No arithmetic; any strides; F32 or F64, equal types. H and D are those of the
+ * 4-dimensional side. Usually not needed: attn_view_bthd() sees the same
+ * elements in place. Returns ATTN_ERR_NULL, _SIZE, _SHAPE, _TYPE, _STRIDE,
+ * _ALIGN, _OVERLAP, _UNSUPPORTED.
+ */
+ATTN_API attn_status attn_split_heads(const attn_tensor *src,
+                                      const attn_tensor *dst);
+ATTN_API attn_status attn_merge_heads(const attn_tensor *src,
+                                      const attn_tensor *dst);
+
+/* How the matrix of a projection is stored; there is no default. */
+#define ATTN_WEIGHT_OUT_IN 1 /* (out, in): y = x W^T + b, as PyTorch's Linear \
+                              */
+#define ATTN_WEIGHT_IN_OUT 2 /* (in, out): y = x W + b, as in the paper */
+
+/*
+ * Linear layer, through GEMM: y(..,n) = sum over m of x(..,m) W(m,n) + b(n).
+ * x (B,H,T,in), y (B,H,T,out), w (1,1,out,in) or (1,1,in,out) as layout says,
+ * bias (1,1,1,out) or NULL. One type for all, F32 or F64. in = 0 gives the
+ * bias. y must not overlap x, w or bias.
+ * Returns ATTN_ERR_NULL, _SIZE, _SHAPE, _TYPE, _VALUE (layout), _STRIDE,
+ * _ALIGN, _OVERLAP, _NOMEM, _BLAS, _UNSUPPORTED.
+ */
+ATTN_API attn_status attn_linear(const attn_context *context, int32_t layout,
+                                 const attn_tensor *x, const attn_tensor *w,
+                                 const attn_tensor *bias, const attn_tensor *y);
+
+/* ------------------------------------- Scaled dot-product attention -- */
+
+/* Flags. */
+#define ATTN_SDPA_SCALE 1  /* scale was set; else it is 1/sqrt(D) */
+#define ATTN_SDPA_WINDOW 2 /* window_left and window_right were set */
+
+/* Where query 0 stands: its absolute position is the offset of section below.
+ * Needed (not 0) for causal, window and chunk unless every sequence has as many
+ * queries as keys, where all agree. */
+#define ATTN_ALIGN_TOP_LEFT 1     /* offset 0: query 0 with key 0 (PyTorch) */
+#define ATTN_ALIGN_BOTTOM_RIGHT 2 /* the last query with the last key */
+#define ATTN_ALIGN_OFFSET 3       /* q_offset, or q_offsets[b] if not NULL */
+
+/*
+ * Options of attn_sdpa. p(i) = offset(b) + i is the position of query i; keys
+ * stand at j. Everything given is combined: a key is visible when each of the
+ * masks, causal, window, chunk and lengths lets it through.
+ */
+typedef struct attn_sdpa_params {
+    size_t struct_size;
+    int32_t flags;  /* ATTN_SDPA_* or-ed */
+    int32_t causal; /* 1: visible only if j <= p(i), or j < prefix_lens[b] */
+    int32_t align;  /* ATTN_ALIGN_*, see above */
+    int32_t num_masks;
+    const attn_mask *masks;   /* num_masks of them, all combined */
+    double scale;             /* any finite number, 0 and negative included */
+    int64_t q_offset;         /* with ATTN_ALIGN_OFFSET; may be negative */
+    const int64_t *q_offsets; /* [B], instead of q_offset; or NULL */
+    /* Visible only if -window_right <= p(i) - j <= window_left; each bound is
+     * inclusive, -1 = unbounded. "A window of W tokens" is window_left = W-1.
+     * Keys j < keep_first are visible in spite of the window. */
+    int64_t window_left;
+    int64_t window_right;
+    int64_t keep_first;
+    int64_t chunk; /* > 0: visible only if floor(p(i)/chunk) = floor(j/chunk) */
+    const int64_t *prefix_lens; /* [B], in [0,Tk]: prefix-LM, needs causal */
+    const int64_t *q_lens;  /* [B], in [0,Tq]: rows beyond are zeros; or NULL */
+    const int64_t *kv_lens; /* [B], in [0,Tk]: keys beyond are never read */
+    /* Ragged batch: q, k, v and out are (1,H,T,D); sequence s is the queries
+     * cu_q[s]..cu_q[s+1]-1 and the keys cu_k[s]..cu_k[s+1]-1. Both arrays have
+     * num_seqs+1 non-decreasing entries in [0,T]; equal neighbours are an empty
+     * sequence. Rows outside are neither read nor written. B in the other
+     * arrays and in masks' shape[0] is then num_seqs; masks are indexed by the
+     * position inside the sequence. Excludes q_lens and kv_lens. */
+    const int64_t *cu_q;
+    const int64_t *cu_k;
+    int64_t num_seqs;
+    /* Optional outputs, in the type of out. */
+    const attn_tensor *lse; /* (B,Hq,Tq,1): ln sum exp z; ragged (1,Hq,T,1) */
+    const attn_tensor *weights;      /* (B,Hq,Tq,Tk): w, rows sum to 1 */
+    const attn_tensor *weights_mean; /* (B,1,Tq,Tk): mean of w over the heads */
+} attn_sdpa_params;
+
+#define ATTN_SDPA_PARAMS_INIT                                                 \
+    {                                                                         \
+        sizeof(attn_sdpa_params), 0, 0, 0, 0, NULL, 0.0, 0, NULL, 0, 0, 0, 0, \
+            NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, NULL                 \
+    }
+ATTN_API void attn_sdpa_params_init(attn_sdpa_params *params);
+
+/*
+ * Attention as in section 2 of the top comment.
+ *   q (B,Hq,Tq,D)  k (B,Hkv,Tk,D)  v (B,Hkv,Tk,Dv)  ->  out (B,Hq,Tq,Dv)
+ * Hq must be a multiple of Hkv; head h uses key/value head h/(Hq/Hkv). One type
+ * for all, F32 or F64; any strides; k and v may be the same memory. out may be
+ * exactly q's view (D = Dv), else no output may overlap an input or another
+ * output. params NULL: defaults. In a batch of ragged or padded sequences every
+ * row of out, lse and weights that belongs to a sequence is written; rows at
+ * and beyond q_lens[b] become 0 (lse: -inf).
+ *
+ * A visible NaN gives NaN in its row; finite inputs never give NaN unless a
+ * product overflows. Scratch memory is O(1) in Tq and Tk per thread (plus two
+ * numbers a row if weights are asked for).
+ *
+ * attn_sdpa gets its scratch memory itself. attn_sdpa_work uses the caller's
+ * and never allocates: attn_sdpa_workspace gives bytes and alignment, enough
+ * also for every problem none of whose sizes is larger and for every thread
+ * count not above the context's. attn_sdpa_check runs nothing and returns what
+ * the call would return for these arguments, with its sentence.
+ *
+ * Return ATTN_ERR_NULL, _SIZE, _SHAPE, _TYPE, _VALUE, _STRUCT, _UNSUPPORTED,
+ * _STRIDE, _ALIGN, _OVERLAP, _BLAS; attn_sdpa also _NOMEM, attn_sdpa_work also
+ * _WORKSPACE.
+ */
+ATTN_API attn_status attn_sdpa(const attn_context *context,
+                               const attn_sdpa_params *params,
+                               const attn_tensor *q, const attn_tensor *k,
+                               const attn_tensor *v, const attn_tensor *out);
+ATTN_API attn_status attn_sdpa_check(const attn_context *context,
+                                     const attn_sdpa_params *params,
+                                     const attn_tensor *q, const attn_tensor *k,
+                                     const attn_tensor *v,
+                                     const attn_tensor *out);
+ATTN_API attn_status attn_sdpa_workspace(
+    const attn_context *context, const attn_sdpa_params *params,
+    const attn_tensor *q, const attn_tensor *k, const attn_tensor *v,
+    const attn_tensor *out, size_t *bytes, size_t *alignment);
+ATTN_API attn_status attn_sdpa_work(const attn_context *context,
+                                    const attn_sdpa_params *params,
+                                    const attn_tensor *q, const attn_tensor *k,
+                                    const attn_tensor *v,
+                                    const attn_tensor *out, void *work,
+                                    size_t work_bytes);
+
+/*
+ * The ordinary case in one call: contiguous (B,H,T,D) arrays, Dv = D, default
+ * scale, default context. causal_align: 0 = not causal, else
+ * ATTN_ALIGN_TOP_LEFT or ATTN_ALIGN_BOTTOM_RIGHT. Returns as attn_sdpa.
+ */
+ATTN_API attn_status attn_sdpa_f32(int64_t batch, int64_t heads,
+                                   int64_t kv_heads, int64_t q_len,
+                                   int64_t kv_len, int64_t width,
+                                   const float *q, const float *k,
+                                   const float *v, float *out,
+                                   int32_t causal_align);
+/* Like attn_sdpa_f32, in double. */
+ATTN_API attn_status attn_sdpa_f64(int64_t batch, int64_t heads,
+                                   int64_t kv_heads, int64_t q_len,
+                                   int64_t kv_len, int64_t width,
+                                   const double *q, const double *k,
+                                   const double *v, double *out,
+                                   int32_t causal_align);
+
+/* ------------------------------------------------ Multi-head attention -- */
+
+/*
+ * Parameters of a multi-head attention layer. All tensors in the type of the
+ * input. Shapes are for ATTN_WEIGHT_OUT_IN; for ATTN_WEIGHT_IN_OUT exchange the
+ * last two. With H = num_heads and Hkv = num_kv_heads:
+ *   w_q (1,1,H D,Eq)  w_k (1,1,Hkv D,Ek)  w_v (1,1,Hkv Dv,Ev)
+ *   w_o (1,1,E,H Dv); biases (1,1,1,rows of their matrix)
+ * or, instead of w_q, w_k and w_v, one matrix that holds them one after the
+ * other, w_qkv (1,1,(H + 2 Hkv) D,Eq) with Eq = Ek = Ev and Dv = D (PyTorch's
+ * in_proj_weight), and instead of b_q, b_k and b_v one b_qkv.
+ * Head h is columns h D .. h D + D-1 of a projection. E, D, Dv are free: H D
+ * need not be E.
+ */
+typedef struct attn_mha_params {
+    size_t struct_size;
+    int32_t weight_layout; /* ATTN_WEIGHT_*; 0 is an error */
+    int32_t reserved;      /* 0 */
+    int64_t num_heads;
+    int64_t num_kv_heads; /* 0 = num_heads */
+    const attn_tensor *w_q;
+    const attn_tensor *w_k;
+    const attn_tensor *w_v;
+    const attn_tensor *w_qkv;
+    const attn_tensor *w_o;
+    const attn_tensor *b_q; /* every bias may be NULL */
+    const attn_tensor *b_k;
+    const attn_tensor *b_v;
+    const attn_tensor *b_qkv;
+    const attn_tensor *b_o;
+    /* Masks, causal, lengths, scale, LSE and weights, as for attn_sdpa; NULL =
+     * defaults. Attention mask and key padding mask are simply two masks.
+     * Ragged batches (cu_q, cu_k) are for attn_sdpa only. */
+    const attn_sdpa_params *attention;
+} attn_mha_params;
+
+#define ATTN_MHA_PARAMS_INIT                                               \
+    {                                                                      \
+        sizeof(attn_mha_params), 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, \
+            NULL, NULL, NULL, NULL, NULL, NULL                             \
+    }
+ATTN_API void attn_mha_params_init(attn_mha_params *params);
+
+/*
+ * Multi-head attention (arXiv:1706.03762, 3.2.2):
+ *   Q = x_q W_q + b_q, K = x_k W_k + b_k, V = x_v W_v + b_v, cut into heads,
+ *   out = concat over h of attention(Q_h, K_g, V_g), times W_o, plus b_o
+ *   x_q (B,1,Tq,Eq)  x_k (B,1,Tk,Ek)  x_v (B,1,Tk,Ev)  ->  out (B,1,Tq,E)
+ * x_k NULL: x_q (self-attention). x_v NULL: x_k (cross-attention from one
+ * source). An empty row's output is b_o. No output may overlap an input.
+ * Scratch memory holds Q, K, V and the concatenated heads.
+ * The four calls and their statuses are those of attn_sdpa.
+ */
+ATTN_API attn_status attn_mha(const attn_context *context,
+                              const attn_mha_params *params,
+                              const attn_tensor *x_q, const attn_tensor *x_k,
+                              const attn_tensor *x_v, const attn_tensor *out);
+ATTN_API attn_status attn_mha_check(const attn_context *context,
+                                    const attn_mha_params *params,
+                                    const attn_tensor *x_q,
+                                    const attn_tensor *x_k,
+                                    const attn_tensor *x_v,
+                                    const attn_tensor *out);
+ATTN_API attn_status attn_mha_workspace(
+    const attn_context *context, const attn_mha_params *params,
+    const attn_tensor *x_q, const attn_tensor *x_k, const attn_tensor *x_v,
+    const attn_tensor *out, size_t *bytes, size_t *alignment);
+ATTN_API attn_status attn_mha_work(
+    const attn_context *context, const attn_mha_params *params,
+    const attn_tensor *x_q, const attn_tensor *x_k, const attn_tensor *x_v,
+    const attn_tensor *out, void *work, size_t work_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* ATTN_H */
