@@ -47,3 +47,39 @@ else()
     list(APPEND attn_left_out
         "the test programs; CMocka was not found (Debian: libcmocka-dev)")
 endif()
+
+# attn_script_test(<name> <script> <arguments...>)
+function(attn_script_test name script)
+    add_test(NAME attn.${name}
+        COMMAND sh "${attn_tests_dir}/${script}" ${ARGN})
+    set_tests_properties(attn.${name} PROPERTIES
+        LABELS tree TIMEOUT 900 SKIP_RETURN_CODE 77)
+endfunction()
+
+attn_script_test(includes check_includes.sh "${PROJECT_SOURCE_DIR}")
+attn_script_test(header header/check.sh "${PROJECT_SOURCE_DIR}")
+attn_script_test(format check_format.sh "${PROJECT_SOURCE_DIR}")
+# The rest looks at the libraries as they are shipped: a sanitizer or the stub
+# adds names and needs of its own.
+if(NOT ATTN_SANITIZE AND NOT ATTN_STUB_BLAS)
+    attn_script_test(symbols check_symbols.sh
+        "${PROJECT_SOURCE_DIR}" $<TARGET_FILE:attn_shared>)
+    attn_script_test(archive check_archive.sh $<TARGET_FILE:attn_static>)
+    attn_script_test(oneline check_oneline.sh
+        "${PROJECT_SOURCE_DIR}" "${CMAKE_C_COMPILER}")
+    attn_script_test(readme test_readme.sh
+        "${PROJECT_SOURCE_DIR}" $<TARGET_FILE_DIR:attn_shared>
+        "${CMAKE_C_COMPILER}")
+    if(ATTN_INSTALL)
+        set(attn_blas_arguments "")
+        foreach(name IN ITEMS
+                BLA_VENDOR ATTN_CBLAS_LIBRARIES ATTN_CBLAS_INCLUDE_DIR)
+            if(DEFINED CACHE{${name}} AND NOT "$CACHE{${name}}" STREQUAL "")
+                list(APPEND attn_blas_arguments "-D${name}=$CACHE{${name}}")
+            endif()
+        endforeach()
+        attn_script_test(consumers consumers/run.sh
+            "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}" "${CMAKE_COMMAND}"
+            "${CMAKE_C_COMPILER}" ${attn_blas_arguments})
+    endif()
+endif()
