@@ -1,6 +1,6 @@
 #!/bin/sh
 # Who may include and call what. src/ is built in levels; a file includes its
-# own header and those of lower levels, and on level 1 also its neighbours'.
+# own header and those of lower levels, on levels 0 and 1 also its neighbours'.
 # Each thing outside C (BLAS, threads, the heap) is known to one file only.
 #   check_includes.sh <source folder>
 set -eu
@@ -54,7 +54,7 @@ for file in src/*.c src/*.h src/kernels/*; do
             complain "$file: includes $name, which has no level"
         elif [ "$other" = "$own" ] || [ "$other_level" -lt "$level" ]; then
             :
-        elif [ "$level" -eq 1 ] && [ "$other_level" -eq 1 ]; then
+        elif [ "$level" -le 1 ] && [ "$other_level" -eq "$level" ]; then
             :
         else
             complain "$file (level $level): includes $name ($other_level)"
