@@ -45,7 +45,7 @@ if(ATTN_CMOCKA_INCLUDE_DIR AND ATTN_CMOCKA_LIBRARY)
     endforeach()
 else()
     list(APPEND attn_left_out
-        "the test programs; CMocka was not found (Debian: libcmocka-dev)")
+        "the test programs (CMocka was not found, Debian has it as libcmocka-dev)")
 endif()
 
 # attn_script_test(<name> <script> <arguments...>)

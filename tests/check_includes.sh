@@ -26,12 +26,16 @@ level_of()
     esac
 }
 
-# The module a file belongs to; softmax_tmpl.h is a part of softmax.
+# The module a file belongs to: softmax_tmpl.h is a part of softmax, sdpa_check.c
+# of sdpa.
 module_of()
 {
     base=${1##*/}
     base=${base%.*}
-    echo "${base%_tmpl}"
+    case $base in
+    attn_internal | real_*) echo "$base" ;;
+    *) echo "${base%%_*}" ;;
+    esac
 }
 
 includes() # file: the names it includes with quotes
