@@ -48,6 +48,17 @@ else()
         "the test programs (CMocka was not found, Debian has it as libcmocka-dev)")
 endif()
 
+# Each example checks what it computes and fails if that is wrong.
+get_property(attn_all_targets DIRECTORY "${PROJECT_SOURCE_DIR}"
+    PROPERTY BUILDSYSTEM_TARGETS)
+foreach(target IN LISTS attn_all_targets)
+    if(target MATCHES "^attn_example_(.*)$")
+        add_test(NAME attn.example.${CMAKE_MATCH_1} COMMAND ${target})
+        set_tests_properties(attn.example.${CMAKE_MATCH_1} PROPERTIES
+            LABELS example TIMEOUT 900)
+    endif()
+endforeach()
+
 # attn_script_test(<name> <script> <arguments...>)
 function(attn_script_test name script)
     add_test(NAME attn.${name}

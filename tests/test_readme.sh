@@ -23,6 +23,10 @@ done
 
 block c 1 >"$work/first.c"
 block text 1 >"$work/expected"
+diff -u "$source_dir/examples/first.c" "$work/first.c" || {
+    echo "examples/first.c is not the program of README.md" >&2
+    exit 1
+}
 lines=$(wc -l <"$work/first.c")
 [ "$lines" -le 25 ] || {
     echo "the first program has $lines lines" >&2
