@@ -49,6 +49,11 @@ function(attn_own_target target)
             -fsanitize=${ATTN_SANITIZE} -fno-sanitize-recover=all
             -fno-omit-frame-pointer -g)
         target_link_options(${target} PRIVATE -fsanitize=${ATTN_SANITIZE})
+        # gcc's warnings that follow values are misled by the added code.
+        if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
+            target_compile_options(${target} PRIVATE
+                -Wno-format-truncation -Wno-maybe-uninitialized)
+        endif()
     endif()
 endfunction()
 
