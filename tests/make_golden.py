@@ -119,14 +119,16 @@ def sdpa(name, B, Hq, Hkv, Tq, Tk, D, Dv, masks=None, causal=False,
 
 def mha(name, B, Tq, Tk, E, H, bias=True, kdim=None, vdim=None, self_=True,
         batch_first=True, attn_mask=None, padding=False, average=False,
-        causal=False, in_out=False):
+        causal=False, in_out=False,
+        gain=1.0):
     for dtype in TYPES:
         rng = rng_of(name)
         layer = torch.nn.MultiheadAttention(
             E, H, bias=bias, kdim=kdim, vdim=vdim, batch_first=batch_first,
             dtype=TYPES[dtype][1])
         Ek, Ev = kdim or E, vdim or E
-        parts = [draw(rng, (E, n), dtype, n ** -0.5) for n in (E, Ek, Ev, E)]
+        parts = [draw(rng, (E, n), dtype, gain * n ** -0.5)
+                 for n in (E, Ek, Ev, E)]
         biases = [draw(rng, (E,), dtype, 0.5) for _ in range(4)]
         separate = kdim is not None or vdim is not None
         with torch.no_grad():
@@ -211,14 +213,16 @@ def main():
         if os.path.isdir(os.path.join(HERE, entry)):
             shutil.rmtree(os.path.join(HERE, entry))
 
-    # Five tokens, as in the article.
+    # Five tokens, as in the article. The gain keeps outputs below 1, so that
+    # the last place of a number is at most 1.1e-16.
     sdpa("article_single", 1, 1, 1, 5, 5, 4, 4)
     sdpa("article_causal", 1, 1, 1, 5, 5, 4, 4, causal=True)
-    mha("article_multihead", 1, 5, 5, 16, 4, bias=False, in_out=True)
+    mha("article_multihead", 1, 5, 5, 16, 4, bias=False, in_out=True,
+        gain=0.6)
     mha("article_multihead_causal", 1, 5, 5, 16, 4, bias=False, in_out=True,
-        causal=True)
+        causal=True, gain=0.6)
     mha("article_multihead_cross", 1, 5, 7, 16, 4, bias=False, in_out=True,
-        self_=False)
+        self_=False, gain=0.6)
 
     sdpa("sdpa_one", 1, 1, 1, 1, 1, 1, 1)
     sdpa("sdpa_17", 2, 2, 2, 17, 17, 5, 5)

@@ -103,7 +103,7 @@ static void put(const attn_tensor *v, unsigned char *p, long double value)
     else if (v->dtype == ATTN_F64)
         memcpy(p, &g, sizeof g);
     else
-        *p = value != 0.0L;
+        *p = (unsigned char)value;
 }
 
 void tensor_set(const attn_tensor *view, int64_t b, int64_t h, int64_t t,
