@@ -137,6 +137,15 @@ void tensor_assign(const attn_tensor *view, const attn_tensor *from)
     put(view, element(view, b, h, t, d), ref_get(from, b, h, t, d));
 }
 
+void tensor_scale_add(const attn_tensor *view, double factor,
+                      const attn_tensor *x)
+{
+    FOR_EACH(view, b, h, t, d)
+    put(view, element(view, b, h, t, d),
+        (long double)factor * ref_get(view, b, h, t, d) +
+            ref_get(x, b, h, t, d));
+}
+
 tensor tensor_copy(const attn_tensor *view, attn_dtype dtype)
 {
     const int64_t *s = view->shape;

@@ -41,6 +41,10 @@ void tensor_normal(const attn_tensor *view, rng *r, double factor);
 /* Elements from `from`, which has the same shape. */
 void tensor_assign(const attn_tensor *view, const attn_tensor *from);
 
+/* view = factor view + x, rounded once; shapes are equal. */
+void tensor_scale_add(const attn_tensor *view, double factor,
+                      const attn_tensor *x);
+
 /* The part of dimension dim from first on, n long: no copy. */
 attn_tensor tensor_slice(const attn_tensor *view, int dim, int64_t first,
                          int64_t n);
