@@ -176,6 +176,8 @@ void kit_capture_begin(void)
 
 int64_t kit_capture_end(void)
 {
+    if (captured < 0)
+        return 0;
     fflush(stdout);
     fflush(stderr);
     dup2(saved_out, 1);
@@ -184,6 +186,7 @@ int64_t kit_capture_end(void)
     close(captured);
     close(saved_out);
     close(saved_err);
+    captured = -1;
     return bytes;
 }
 

@@ -45,7 +45,7 @@ void kit_fill_with(const attn_tensor *t, double value);
 bool kit_same(const attn_tensor *x, const attn_tensor *y);
 
 /* Sends file descriptors 1 and 2 to memory until kit_capture_end(), which
- * returns how many bytes came. */
+ * returns how many bytes came (0 if nothing is being captured). */
 void kit_capture_begin(void);
 int64_t kit_capture_end(void);
 
