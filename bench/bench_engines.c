@@ -12,17 +12,23 @@
 
 #include "row_loop.h"
 
+/* Where a head of a view begins. */
+static int64_t head_at(const attn_tensor *t, int64_t b, int64_t h)
+{
+    return b * t->stride[0] + h * t->stride[1];
+}
+
 #define R float
 #define X(name) name##_f32
 #define R_EXP expf
 #define GEMM cblas_sgemm
-#include "bench_cblas_tmpl.h"
+#include "bench_heads_tmpl.h"
 
 #define R double
 #define X(name) name##_f64
 #define R_EXP exp
 #define GEMM cblas_dgemm
-#include "bench_cblas_tmpl.h"
+#include "bench_heads_tmpl.h"
 
 /* ------------------------------------------------------------- libattn -- */
 
@@ -45,67 +51,12 @@ static void run_libattn(void *problem)
 
 /* ------------------------------------------------- Head by head engines -- */
 
-/* Both forms below take one head and know no mask but causal. */
-typedef void (*head_f32)(int64_t, int64_t, int64_t, int64_t, float, int,
-                         const float *, int64_t, const float *, int64_t,
-                         const float *, int64_t, float *, int64_t, float *);
-typedef void (*head_f64)(int64_t, int64_t, int64_t, int64_t, double, int,
-                         const double *, int64_t, const double *, int64_t,
-                         const double *, int64_t, double *, int64_t, double *);
-
 static int can_heads(const struct bench_shape *s)
 {
     /* Beyond that the loop takes minutes and the scores gigabytes. */
     return s->mask == MASK_NONE && s->q_len > 0 && s->kv_len > 0 &&
            (!s->causal || s->q_len == s->kv_len) && s->q_len <= 4096 &&
            s->kv_len <= 4096;
-}
-
-static int64_t head_at(const attn_tensor *t, int64_t b, int64_t h)
-{
-    return b * t->stride[0] + h * t->stride[1];
-}
-
-static void run_heads_f32(struct bench_problem *p, head_f32 head,
-                          float *scores)
-{
-    const struct bench_shape *s = &p->shape;
-    const float *q = p->q.data;
-    const float *k = p->k.data;
-    const float *v = p->v.data;
-    float *out = p->out.data;
-    float scale = 1 / sqrtf((float)s->width);
-
-    for (int64_t b = 0; b < s->batch; b++)
-        for (int64_t h = 0; h < s->heads; h++) {
-            int64_t g = h / (s->heads / s->kv_heads);
-            head(s->q_len, s->kv_len, s->width, s->v_width, scale, s->causal,
-                 q + head_at(&p->q, b, h), p->q.stride[2],
-                 k + head_at(&p->k, b, g), p->k.stride[2],
-                 v + head_at(&p->v, b, g), p->v.stride[2],
-                 out + head_at(&p->out, b, h), p->out.stride[2], scores);
-        }
-}
-
-static void run_heads_f64(struct bench_problem *p, head_f64 head,
-                          double *scores)
-{
-    const struct bench_shape *s = &p->shape;
-    const double *q = p->q.data;
-    const double *k = p->k.data;
-    const double *v = p->v.data;
-    double *out = p->out.data;
-    double scale = 1 / sqrt((double)s->width);
-
-    for (int64_t b = 0; b < s->batch; b++)
-        for (int64_t h = 0; h < s->heads; h++) {
-            int64_t g = h / (s->heads / s->kv_heads);
-            head(s->q_len, s->kv_len, s->width, s->v_width, scale, s->causal,
-                 q + head_at(&p->q, b, h), p->q.stride[2],
-                 k + head_at(&p->k, b, g), p->k.stride[2],
-                 v + head_at(&p->v, b, g), p->v.stride[2],
-                 out + head_at(&p->out, b, h), p->out.stride[2], scores);
-        }
 }
 
 static void run_row_loop(void *problem)

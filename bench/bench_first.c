@@ -8,9 +8,8 @@
 
 static int first_row(attn_dtype dtype, const struct bench_options *options)
 {
-    const struct bench_shape shape = {"first",     1,    1,  1,  128,
-                                      128,         64,   64, 0,  dtype,
-                                      LAYOUT_BHTD, MASK_NONE};
+    const struct bench_shape shape = {
+        "first", 1, 1, 1, 128, 128, 64, 64, 0, dtype, LAYOUT_BHTD, MASK_NONE};
     struct bench_problem problem;
     struct timing_task tasks[TIMING_MAX_TASKS];
     struct timing times[TIMING_MAX_TASKS];

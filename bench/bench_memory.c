@@ -30,8 +30,8 @@ static double status_bytes(const char *key)
 
 int bench_run_memory(int64_t len)
 {
-    const struct bench_shape shape = {"memory",    1,    1,  1, len,
-                                      len,         64,   64, 1, ATTN_F32,
+    const struct bench_shape shape = {"memory",    1,        1,  1, len,
+                                      len,         64,       64, 1, ATTN_F32,
                                       LAYOUT_BHTD, MASK_NONE};
     struct bench_problem p;
     struct bench_error error;

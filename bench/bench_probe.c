@@ -77,10 +77,11 @@ static volatile double peak_sink;
             s3 = FMA(s3, a, b), s4 = FMA(s4, a, b), s5 = FMA(s5, a, b);     \
             s6 = FMA(s6, a, b), s7 = FMA(s7, a, b), s8 = FMA(s8, a, b);     \
             s9 = FMA(s9, a, b);                                             \
-            __asm__ volatile("" : PEAK_KEEP(s0), PEAK_KEEP(s1),             \
-                             PEAK_KEEP(s2), PEAK_KEEP(s3), PEAK_KEEP(s4),   \
-                             PEAK_KEEP(s5), PEAK_KEEP(s6), PEAK_KEEP(s7),   \
-                             PEAK_KEEP(s8), PEAK_KEEP(s9));                 \
+            __asm__ volatile(""                                             \
+                             : PEAK_KEEP(s0), PEAK_KEEP(s1), PEAK_KEEP(s2), \
+                               PEAK_KEEP(s3), PEAK_KEEP(s4), PEAK_KEEP(s5), \
+                               PEAK_KEEP(s6), PEAK_KEEP(s7), PEAK_KEEP(s8), \
+                               PEAK_KEEP(s9));                              \
         }                                                                   \
         memcpy(&first, &s0, sizeof(first));                                 \
         peak_sink = (double)first;                                          \

@@ -365,8 +365,8 @@ static void oracle_row(const struct bench_problem *p, int64_t b, int64_t h,
     }
     for (int64_t j = 0; j < s->kv_len; j++)
         for (int64_t e = 0; e < s->v_width && weights[j] > 0; e++)
-            row[e] += weights[j] / sum *
-                      (long double)value_at(&p->v, b, g, j, e);
+            row[e] +=
+                weights[j] / sum * (long double)value_at(&p->v, b, g, j, e);
 }
 
 /* Rows in the sample: what about 0.1 s of the oracle pays for, at least 2. */
@@ -385,8 +385,7 @@ struct bench_error bench_problem_error(const struct bench_problem *p)
     const struct bench_shape *s = &p->shape;
     int64_t all = s->batch * s->heads * s->q_len;
     struct bench_error error = {0, 0, sample_size(s)};
-    long double *weights =
-        bench_alloc((size_t)s->kv_len * sizeof(long double));
+    long double *weights = bench_alloc((size_t)s->kv_len * sizeof(long double));
     long double *row = bench_alloc((size_t)s->v_width * sizeof(long double));
     double squares = 0;
 

@@ -22,11 +22,23 @@ struct family {
 };
 
 static const struct family families[] = {
-    {"bert-base", FULL | PADDED | ALSO_F64, 12, 12, 64, {1, 8, 32},
-     {128, 384, 512}, 0},
+    {"bert-base",
+     FULL | PADDED | ALSO_F64,
+     12,
+     12,
+     64,
+     {1, 8, 32},
+     {128, 384, 512},
+     0},
     {"bert-mask", DENSE, 12, 12, 64, {1, 8}, {512}, 0},
     {"vit-b", FULL, 12, 12, 64, {1, 32}, {197}, 0},
-    {"gpt-2", FULL | CAUSAL | ALSO_F64, 12, 12, 64, {1, 8}, {512, 1024, 2048},
+    {"gpt-2",
+     FULL | CAUSAL | ALSO_F64,
+     12,
+     12,
+     64,
+     {1, 8},
+     {512, 1024, 2048},
      0},
     {"llama", FULL | CAUSAL, 32, 8, 128, {1}, {2048, 4096, 8192}, 0},
     {"llama-chunk", CAUSAL, 32, 8, 128, {1}, {512}, 8192},
@@ -54,8 +66,14 @@ static const struct family families[] = {
     {"decode-gpt2-8k", FULL, 12, 12, 64, {1, 8}, {1}, 8192},
     {"decode-gpt2-16k", FULL, 12, 12, 64, {1, 8}, {1}, 16384},
     {"decode-gpt2-32k", FULL, 12, 12, 64, {1, 8}, {1}, 32768},
-    {"odd-length", FULL | CAUSAL | ALSO_F64, 12, 12, 64, {1},
-     {1, 2, 17, 63, 65, 1000}, 0},
+    {"odd-length",
+     FULL | CAUSAL | ALSO_F64,
+     12,
+     12,
+     64,
+     {1},
+     {1, 2, 17, 63, 65, 1000},
+     0},
     {"odd-width", FULL | CAUSAL, 8, 8, 48, {1}, {512}, 0},
     {"odd-width", FULL | CAUSAL, 8, 8, 72, {1}, {512}, 0},
     {"odd-width", FULL | CAUSAL, 8, 8, 96, {1}, {512}, 0},
@@ -93,16 +111,16 @@ static void each_shape(attn_dtype dtype, shape_fn visit, void *arg)
             continue;
         for (int b = 0; f->batches[b]; b++)
             for (int t = 0; f->q_lens[t]; t++) {
-                struct bench_shape shape = {
-                    .name = f->name,
-                    .batch = f->batches[b],
-                    .heads = f->heads,
-                    .kv_heads = f->kv_heads,
-                    .q_len = f->q_lens[t],
-                    .kv_len = f->kv_len ? f->kv_len : f->q_lens[t],
-                    .width = f->width,
-                    .v_width = f->width,
-                    .dtype = dtype};
+                struct bench_shape shape = {.name = f->name,
+                                            .batch = f->batches[b],
+                                            .heads = f->heads,
+                                            .kv_heads = f->kv_heads,
+                                            .q_len = f->q_lens[t],
+                                            .kv_len = f->kv_len ? f->kv_len
+                                                                : f->q_lens[t],
+                                            .width = f->width,
+                                            .v_width = f->width,
+                                            .dtype = dtype};
                 each_kind(f, &shape, visit, arg);
             }
     }
@@ -154,10 +172,9 @@ static void print_one(const struct bench_shape *s, void *arg)
 {
     (void)arg;
     printf("%-16s %s --shape %lld,%lld,%lld,%lld,%lld,%lld%s%s%s\n", s->name,
-           bench_dtype_name(s->dtype), (long long)s->batch,
-           (long long)s->heads, (long long)s->kv_heads, (long long)s->q_len,
-           (long long)s->kv_len, (long long)s->width,
-           s->causal ? " --causal" : "",
+           bench_dtype_name(s->dtype), (long long)s->batch, (long long)s->heads,
+           (long long)s->kv_heads, (long long)s->q_len, (long long)s->kv_len,
+           (long long)s->width, s->causal ? " --causal" : "",
            s->mask == MASK_NONE ? "" : " --mask ",
            s->mask == MASK_NONE ? "" : bench_mask_name(s->mask));
 }

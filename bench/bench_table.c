@@ -60,19 +60,20 @@ static void csv_line(char *line, size_t size, const struct bench_row *r)
 {
     const struct bench_shape *s = &r->shape;
     double full = r->flops_full / r->time.min;
-    snprintf(line, size,
-             "%s,%s,%s,%s,%s,%d,%d,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%.1f,%.1f,"
-             "%.1f,%lld,%.3f,%.3f,%.2f,%.4f,%.3f,%.3f,%zu,%.3e,%.3e,%lld",
-             s->name, r->engine, bench_dtype_name(s->dtype),
-             bench_layout_name(s->layout), bench_mask_name(s->mask), s->causal,
-             r->threads, (long long)s->batch, (long long)s->heads,
-             (long long)s->kv_heads, (long long)s->q_len, (long long)s->kv_len,
-             (long long)s->width, (long long)s->v_width, r->time.min,
-             r->time.median, r->time.spread, (long long)r->time.iterations,
-             full, r->flops_visible / r->time.min, r->peak_gflops,
-             r->flops_visible / r->time.min / r->peak_gflops,
-             r->bytes / r->time.min, r->peak_gbytes, r->work_bytes,
-             r->error.max, r->error.rms, (long long)r->error.rows);
+    snprintf(
+        line, size,
+        "%s,%s,%s,%s,%s,%d,%d,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%.1f,%.1f,"
+        "%.1f,%lld,%.3f,%.3f,%.2f,%.4f,%.3f,%.3f,%zu,%.3e,%.3e,%lld",
+        s->name, r->engine, bench_dtype_name(s->dtype),
+        bench_layout_name(s->layout), bench_mask_name(s->mask), s->causal,
+        r->threads, (long long)s->batch, (long long)s->heads,
+        (long long)s->kv_heads, (long long)s->q_len, (long long)s->kv_len,
+        (long long)s->width, (long long)s->v_width, r->time.min, r->time.median,
+        r->time.spread, (long long)r->time.iterations, full,
+        r->flops_visible / r->time.min, r->peak_gflops,
+        r->flops_visible / r->time.min / r->peak_gflops, r->bytes / r->time.min,
+        r->peak_gbytes, r->work_bytes, r->error.max, r->error.rms,
+        (long long)r->error.rows);
 }
 
 /* Walks header and line side by side. The first five values are text. */
@@ -120,9 +121,8 @@ void bench_table_row(const struct bench_row *r,
                      : bench_mask_name(s->mask),
            r->engine, r->time.min / 1e3,
            100 * (r->time.median / r->time.min - 1),
-           r->flops_full / r->time.min, visible,
-           100 * visible / r->peak_gflops, gbytes,
-           100 * gbytes / r->peak_gbytes, (r->work_bytes + 1023) / 1024,
+           r->flops_full / r->time.min, visible, 100 * visible / r->peak_gflops,
+           gbytes, 100 * gbytes / r->peak_gbytes, (r->work_bytes + 1023) / 1024,
            r->error.max);
     fflush(stdout);
     csv_line(line, sizeof(line), r);
@@ -148,8 +148,8 @@ static void fill_row(struct bench_row *row, const struct bench_problem *p,
     row->flops_full = 2.0 * (double)(s->batch * s->heads) * (double)s->q_len *
                       (double)s->kv_len * widths;
     row->flops_visible = 2.0 * bench_visible_pairs(p) * widths;
-    row->bytes = (double)(s->batch * s->kv_heads) * (double)s->kv_len * widths *
-                 item;
+    row->bytes =
+        (double)(s->batch * s->kv_heads) * (double)s->kv_len * widths * item;
     row->peak_gflops = fma * row->threads;
     row->peak_gbytes = alone ? peaks->read_one : peaks->read_all;
 }

@@ -8,10 +8,9 @@
  * v (kv_len, v_width), rows ld* elements apart. causal: key j is visible to
  * query i if j <= i. scores has room for kv_len numbers. */
 static inline void X(row_loop)(int64_t q_len, int64_t kv_len, int64_t width,
-                               int64_t v_width, R scale, int causal,
-                               const R *q, int64_t ldq, const R *k, int64_t ldk,
-                               const R *v, int64_t ldv, R *out, int64_t ldo,
-                               R *scores)
+                               int64_t v_width, R scale, int causal, const R *q,
+                               int64_t ldq, const R *k, int64_t ldk, const R *v,
+                               int64_t ldv, R *out, int64_t ldo, R *scores)
 {
     for (int64_t i = 0; i < q_len; i++) {
         int64_t visible = causal && i + 1 < kv_len ? i + 1 : kv_len;

@@ -86,8 +86,7 @@ static inline void timing_summary(double *seconds, int count,
     double unit = 1e9 / (double)iterations;
     timing_sort(seconds, count);
     out->min = seconds[0] * unit;
-    out->median =
-        0.5 * (seconds[(count - 1) / 2] + seconds[count / 2]) * unit;
+    out->median = 0.5 * (seconds[(count - 1) / 2] + seconds[count / 2]) * unit;
     out->spread = (seconds[count - 1] - seconds[0]) * unit;
     out->iterations = iterations;
     out->repeats = count;
