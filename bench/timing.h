@@ -37,7 +37,7 @@ struct timing {
 struct timing_limits {
     int repeats;        /* at most TIMING_MAX_REPEATS */
     double min_seconds; /* the fastest repeat lasts at least that */
-    double max_seconds; /* when spent, no further repeat begins; 0 = no limit */
+    double max_seconds; /* when spent, no repeat after 2 begins; 0: no limit */
 };
 
 static inline double timing_now(void)
@@ -118,7 +118,7 @@ static inline void timing_compare(const struct timing_task *tasks, int count,
             repeat++;
             short_of_time = limits->max_seconds > 0 &&
                             timing_now() - start > limits->max_seconds;
-        } while (repeat < limits->repeats && !short_of_time);
+        } while (repeat < limits->repeats && (repeat < 2 || !short_of_time));
         for (int t = 0; t < count; t++) {
             timing_summary(seconds[t], repeat, iterations[t], &results[t]);
             if (results[t].min * (double)iterations[t] <
