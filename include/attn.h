@@ -424,6 +424,19 @@ ATTN_API attn_status attn_rotary(const attn_context *context,
                                  const attn_tensor *sin_table,
                                  const attn_tensor *y);
 
+/* -------------------------------------------------- Positions: ALiBi -- */
+
+/*
+ * The slopes of attention with linear biases (Press et al., arXiv:2108.12409)
+ * for H heads, with n the largest power of two not above H:
+ *   slope(h) = 2^(-8 (h+1)/n)              for h < n
+ *            = 2^(-4 (2 (h-n) + 1)/n)      for h >= n
+ * slopes: F32 or F64, any strides, either a vector (1,1,1,H) or (B,H,1,1),
+ * the same for every b. H = 0 writes nothing.
+ * Returns ATTN_ERR_NULL, _SIZE, _SHAPE, _TYPE, _STRIDE, _ALIGN, _UNSUPPORTED.
+ */
+ATTN_API attn_status attn_alibi_slopes(const attn_tensor *slopes);
+
 /* ------------------------------------- Scaled dot-product attention -- */
 
 /* Flags. */
