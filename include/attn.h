@@ -561,6 +561,33 @@ ATTN_API attn_status attn_sdpa_f64(int64_t batch, int64_t heads,
                                    const double *v, double *out,
                                    int32_t causal_align);
 
+/* --------------------------------------- Merging parts of the keys -- */
+
+/*
+ * Attention over all keys from its results over parts of them, each part with
+ * its log-sum-exp. With O(p) and L(p) those of part p, for every query:
+ *   M = max over p of L(p),   w(p) = exp(L(p) - M),   W = sum over p of w(p)
+ *   out = sum over p of w(p) O(p) / W                  lse = M + ln W
+ * Every visible key must be in exactly one part. That is what keys split over
+ * threads or machines and a prefix shared by several sequences need; and since
+ * the result is a part itself, merges may be nested.
+ *   outs: num_parts views (B,H,T,Dv)    lses: num_parts views (B,H,T,1)
+ *   out (B,H,T,Dv)                      lse (B,H,T,1), or NULL if not wanted
+ * One type for all, F32 or F64; any strides. out may be exactly one of outs,
+ * lse exactly one of lses; else no output may overlap anything.
+ * Parts are added in the order given, so the same call gives the same bits. A
+ * part with L(p) = -inf (an empty row) adds nothing, whatever its O holds. No
+ * part, or only such: zeros and lse -inf. One part only that is not: its very
+ * bits. NaN or +inf in an L(p) gives NaN, as does a NaN in an O(p) that takes
+ * part; finite parts never do.
+ * Returns ATTN_ERR_NULL, _SIZE (num_parts negative too), _SHAPE, _TYPE,
+ * _STRIDE, _ALIGN, _OVERLAP, _UNSUPPORTED.
+ */
+ATTN_API attn_status attn_merge(const attn_context *context, int32_t num_parts,
+                                const attn_tensor *outs,
+                                const attn_tensor *lses, const attn_tensor *out,
+                                const attn_tensor *lse);
+
 /* ------------------------------------------------ Multi-head attention -- */
 
 /*
