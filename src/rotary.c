@@ -50,20 +50,16 @@ static wide wide_mul(wide a, wide b)
     return (wide){high, low - (high - p.high)};
 }
 
-/* x^n for n >= 1, by squaring from the highest bit of n down. */
+/* x^n for n >= 1, by squaring; as deep as n has bits. */
 static wide wide_power(wide x, int64_t n)
 {
-    wide power = x;
-    int64_t bit = 1;
+    wide half, square;
 
-    while (bit <= n / 2)
-        bit *= 2;
-    for (bit /= 2; bit > 0; bit /= 2) {
-        power = wide_mul(power, power);
-        if (n & bit)
-            power = wide_mul(power, x);
-    }
-    return power;
+    if (n == 1)
+        return x;
+    half = wide_power(x, n / 2);
+    square = wide_mul(half, half);
+    return n % 2 == 1 ? wide_mul(square, x) : square;
 }
 
 /* base^(-1/n): pow() and one step of Newton's method for x^n base = 1, which
