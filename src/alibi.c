@@ -41,7 +41,7 @@ attn_status attn_alibi_slopes(const attn_tensor *slopes)
                           call, slopes->shape[0], slopes->shape[1],
                           slopes->shape[2], slopes->shape[3]);
     status = attn__check_places(call, "slopes", slopes);
-    if (status)
+    if (status || attn__count(slopes) == 0)
         return status;
     for (int64_t b = 0; b < slopes->shape[0]; b++)
         for (int64_t h = 0; h < slopes->shape[axis]; h++) {

@@ -113,7 +113,8 @@ attn_status attn_merge(const attn_context *context, int32_t num_parts,
     merge_run r = {num_parts, outs, lses, out, lse, 0, 0};
     attn_status status = merge_check(&r);
 
-    if (status)
+    /* Rows of no columns may be more than can be walked. */
+    if (status || (attn__count(out) == 0 && !lse))
         return status;
     r.rows = out->shape[0] * out->shape[1] * out->shape[2];
     r.task_rows =

@@ -241,24 +241,20 @@ static attn_status check_positions(const char *call,
                                    const attn_tensor *x, int64_t table_rows)
 {
     attn_status status = ATTN_OK;
-    int64_t len = x->shape[2];
+    int64_t len = x->shape[2], rows = x->shape[0] * len;
 
-    if (len == 0)
+    if (rows == 0)
         return ATTN_OK;
-    for (int64_t b = 0; b < x->shape[0] && !status; b++) {
-        if (!p->positions)
-            status = check_offset(call, p->offsets ? p->offsets[b] : p->offset,
-                                  len, b, table_rows);
-        for (int64_t t = 0; p->positions && t < len; t++) {
-            int64_t position = p->positions[b * len + t];
-            if (position < 0 || position >= table_rows)
-                return attn__fail(ATTN_ERR_VALUE,
-                                  "%s: params.positions[%" PRId64
-                                  "] is %" PRId64
-                                  "; the tables have rows for 0 to %" PRId64,
-                                  call, b * len + t, position, table_rows - 1);
-        }
-    }
+    if (!p->offsets && !p->positions)
+        return check_offset(call, p->offset, len, 0, table_rows);
+    for (int64_t b = 0; p->offsets && b < x->shape[0] && !status; b++)
+        status = check_offset(call, p->offsets[b], len, b, table_rows);
+    for (int64_t n = 0; p->positions && n < rows && !status; n++)
+        if (p->positions[n] < 0 || p->positions[n] >= table_rows)
+            status = attn__fail(ATTN_ERR_VALUE,
+                                "%s: params.positions[%" PRId64 "] is %" PRId64
+                                "; the tables have rows for 0 to %" PRId64,
+                                call, n, p->positions[n], table_rows - 1);
     return status;
 }
 

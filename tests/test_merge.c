@@ -552,6 +552,9 @@ static void test_merge__zero_sizes_are_fine(void **state)
         kit_drop(&l);
         kit_drop(&lse);
     }
+    /* More rows than could be walked, but no element. */
+    attn_tensor o = kit_view(ATTN_F64, NULL, INT64_C(1) << 60, 1, 1, 0);
+    assert_int_equal(attn_merge(NULL, 0, NULL, NULL, &o, NULL), ATTN_OK);
 }
 
 static void test_merge__no_parts_give_zeros(void **state)

@@ -684,6 +684,12 @@ static void test_rotary__zero_sizes_are_fine(void **state)
     attn_tensor table = kit_view(ATTN_F64, NULL, 1, 1, 0, 2);
     assert_int_equal(attn_rotary(NULL, &params, &x, &table, &table, &x),
                      ATTN_OK);
+    /* More positions than could be walked, but no element. */
+    x = kit_view(ATTN_F64, NULL, INT64_C(1) << 58, 0, 2, 4);
+    table = kit_make(ATTN_F64, 1, 1, 2, 2);
+    assert_int_equal(attn_rotary(NULL, &params, &x, &table, &table, &x),
+                     ATTN_OK);
+    kit_drop(&table);
 }
 
 /* Long enough for many tasks. */
