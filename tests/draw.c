@@ -142,8 +142,9 @@ static void draw_align(rng *r, drawn *d, const sizes *s)
             p->align = 0; /* allowed where all alignments agree */
         return;
     }
-    p->q_offset = draw_offset(r, s);
     if (rng_one_in(r, 2)) {
+        p->q_offset = draw_offset(r, s);
+    } else {
         for (int64_t b = 0; b < DRAW_MAX_SEQS; b++)
             d->q_offsets[b] = draw_offset(r, s);
         p->q_offsets = d->q_offsets;
@@ -370,22 +371,25 @@ static void draw_tensors(rng *r, drawn *d, const sizes *s)
 
 static void draw_outputs(rng *r, drawn *d, const sizes *s)
 {
-    const int64_t b = s->batch;
+    const attn_sdpa_params *p = &d->params;
+    const int64_t n = sequences(d);
+    const int64_t q_len = p->cu_q ? longest(d->cu_q, n) : s->q_len;
+    const int64_t kv_len = p->cu_k ? longest(d->cu_k, n) : s->kv_len;
     if (rng_one_in(r, 2)) {
-        d->lse = tensor_scattered(r, TENSOR_OUTPUT, s->dtype, b, s->q_heads,
-                                  s->q_len, 1);
+        d->lse = tensor_scattered(r, TENSOR_OUTPUT, s->dtype, s->batch,
+                                  s->q_heads, s->q_len, 1);
         d->params.lse = &d->lse.view;
     }
-    if (d->params.cu_q)
+    if (d->in_place) /* q is read again for the weights */
         return;
     if (rng_one_in(r, 3)) {
-        d->weights = tensor_scattered(r, TENSOR_OUTPUT, s->dtype, b, s->q_heads,
-                                      s->q_len, s->kv_len);
+        d->weights = tensor_scattered(r, TENSOR_OUTPUT, s->dtype, n, s->q_heads,
+                                      q_len, kv_len);
         d->params.weights = &d->weights.view;
     }
     if (rng_one_in(r, 4)) {
-        d->weights_mean = tensor_scattered(r, TENSOR_OUTPUT, s->dtype, b, 1,
-                                           s->q_len, s->kv_len);
+        d->weights_mean =
+            tensor_scattered(r, TENSOR_OUTPUT, s->dtype, n, 1, q_len, kv_len);
         d->params.weights_mean = &d->weights_mean.view;
     }
 }

@@ -49,7 +49,7 @@ typedef struct ref_tensor {
 typedef struct ref_result {
     ref_tensor out;
     ref_tensor lse;
-    ref_tensor weights; /* num NULL for ragged batches */
+    ref_tensor weights;
     ref_tensor weights_mean;
 } ref_result;
 

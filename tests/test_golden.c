@@ -57,8 +57,8 @@ static void read_options(call *a)
         a->masks[n].kind = kind_of(value);
         a->masks[n].view = *view;
         a->params.num_masks = n + 1;
+        a->params.masks = a->masks;
     }
-    a->params.masks = a->masks;
     const char *causal = case_value(&a->c, "causal", 0);
     if (causal) {
         assert_string_equal(causal, "top_left");

@@ -73,7 +73,7 @@ static void problem_free(problem *x)
     tensor_free(&x->v);
 }
 
-/* Runs a call and keeps out, LSE and weights (no weights if ragged). */
+/* Runs a call and keeps out, LSE and, unless ragged, weights. */
 static results run(const char *name, const attn_sdpa_params *params,
                    const attn_tensor *q, const attn_tensor *k,
                    const attn_tensor *v)

@@ -153,7 +153,7 @@ static void make_options(layer *l, rng *r)
         add_mask(l, r, ATTN_MASK_DROP, 1, 1);
     if (s->masks & 4)
         add_mask(l, r, ATTN_MASK_ADD, 1, s->q_len);
-    l->a.masks = l->masks;
+    l->a.masks = l->a.num_masks ? l->masks : NULL;
     l->a.causal = s->causal != 0;
     l->a.align = s->causal;
     if (s->lengths) {
