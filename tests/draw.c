@@ -50,17 +50,45 @@ static int64_t draw_width(rng *r)
     return rng_one_in(r, 2) ? usual[rng_int(r, 0, 5)] : rng_int(r, 1, 67);
 }
 
+/* Shapes that a program may treat in a way of its own. */
+static void draw_special(rng *r, sizes *s, int64_t *group)
+{
+    switch (rng_int(r, 1, 3)) {
+    case 1: /* few queries over a long cache: keys may be split */
+        s->batch = s->kv_heads = 1;
+        *group = rng_int(r, 1, 2);
+        s->q_len = 1;
+        s->kv_len = rng_int(r, 2000, 8000);
+        s->width = rng_int(r, 1, 8);
+        s->v_width = rng_int(r, 1, 8);
+        break;
+    case 2: /* more heads in a group than a block of queries has room for */
+        s->batch = s->kv_heads = 1;
+        *group = rng_int(r, 33, 300);
+        s->q_len = rng_int(r, 1, 5);
+        break;
+    default: /* very wide heads */
+        s->batch = s->kv_heads = 1;
+        s->q_len = rng_int(r, 1, 9);
+        s->kv_len = rng_int(r, 1, 40);
+        s->width = rng_int(r, 1, 1500);
+        s->v_width = rng_int(r, 1, 1500);
+    }
+}
+
 static sizes draw_sizes(rng *r)
 {
     sizes s;
     s.dtype = rng_one_in(r, 2) ? ATTN_F32 : ATTN_F64;
     s.batch = rng_one_in(r, 40) ? 0 : rng_int(r, 1, 3);
     s.kv_heads = rng_one_in(r, 40) ? 0 : rng_int(r, 1, 3);
-    const int64_t group = rng_one_in(r, 2) ? 1 : rng_int(r, 1, 5);
+    int64_t group = rng_one_in(r, 2) ? 1 : rng_int(r, 1, 5);
     s.q_len = draw_size(r);
     s.kv_len = rng_one_in(r, 3) ? s.q_len : draw_size(r);
     s.width = draw_width(r);
     s.v_width = rng_one_in(r, 2) ? s.width : draw_width(r);
+    if (rng_one_in(r, 25))
+        draw_special(r, &s, &group);
     /* Halve what is too large until the oracle can do it quickly. */
     s.q_heads = s.kv_heads * group;
     int64_t *const large[] = {&s.batch, &s.kv_heads, &s.kv_len, &s.q_len};

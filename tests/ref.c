@@ -295,7 +295,7 @@ static ref_num weight_of(const problem *a, const row *r, const key *c)
             (1.0L - r->spread);
         w.error = linear < w.error ? linear : w.error;
     }
-    w.error += a->tiny;
+    w.error += 2.0L * a->tiny; /* the exponential and its quotient */
     return w;
 }
 

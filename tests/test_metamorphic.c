@@ -17,7 +17,7 @@
 #include "tensors.h"
 
 /* Shapes are drawn from fixed seeds: these many for each relation and type. */
-enum { ROUNDS = 12, MAX_BATCH = 4 };
+enum { ROUNDS = 16, MAX_BATCH = 4, MAX_KEYS = 5000 };
 
 static const attn_dtype types[] = {ATTN_F32, ATTN_F64};
 
@@ -50,6 +50,11 @@ static void problem_make(problem *x, rng *r, attn_dtype dtype,
     x->tk = rng_one_in(r, 4) ? rng_int(r, 300, 600) : rng_int(r, 2, 67);
     if (x->tq * x->tk > 10000) /* the oracle is slow */
         x->b = x->hkv = x->hq = 1;
+    if (rng_one_in(r, 6)) { /* few queries over many keys */
+        x->hkv = x->hq = 1;
+        x->tq = rng_int(r, 1, 2);
+        x->tk = rng_int(r, 2000, MAX_KEYS);
+    }
     x->d = rng_int(r, 1, 40);
     x->dv = rng_int(r, 1, 40);
     x->p = init;
@@ -282,7 +287,7 @@ static tensor draw_keep(const problem *x, rng *r)
 
 static void check_permuted_keys(problem *x, rng *r)
 {
-    int64_t order[600];
+    int64_t order[MAX_KEYS];
     draw_permutation(r, order, x->tk);
     tensor keep = draw_keep(x, r);
     tensor k = permuted(&x->k.view, 2, order);
