@@ -23,6 +23,8 @@ double compare_worst(void)
  * they are of different classes. */
 static double fraction(long double got, const ref_num *want, double times)
 {
+    if (want->error == REF_NOT_FINITE)
+        return isfinite(got) ? HUGE_VAL : 0.0;
     if (isnan(want->value) || isnan(got))
         return isnan(want->value) && isnan(got) ? 0.0 : HUGE_VAL;
     if (isinf(want->value) || isinf(got))

@@ -11,12 +11,13 @@
 enum {
     VALUES_NORMAL,
     VALUES_LARGE, /* scores of hundreds: exp overflows unless max is taken */
+    VALUES_TINY,  /* products of q and k underflow in float */
     VALUES_HIDDEN_POISON, /* NaN and inf at keys and rows that nothing sees */
-    VALUES_VISIBLE_NAN    /* NaN at some keys that may be seen, inf in v */
+    VALUES_VISIBLE_POISON /* NaN and inf in places that may be seen */
 };
 
-static const char *const value_names[] = {"normal", "large", "hidden poison",
-                                          "visible NaN"};
+static const char *const value_names[] = {"normal", "large", "tiny",
+                                          "hidden poison", "visible poison"};
 
 /* Work of one call at most, in score elements times width: keeps the oracle,
  * which is slow, to some milliseconds. */
@@ -208,9 +209,10 @@ static void draw_rules(rng *r, drawn *d, const sizes *s)
         rng_one_in(r, 4))
         draw_align(r, d, s);
     if (rng_one_in(r, 4)) {
-        static const double scales[] = {0.0, 1.0, -0.4, 0.125, 3.0};
+        static const double scales[] = {0.0,   1.0, -0.4, 0.125,
+                                        1e-20, 3.0, -1e4};
         p->flags |= ATTN_SDPA_SCALE;
-        p->scale = scales[rng_int(r, 0, 4)];
+        p->scale = scales[rng_int(r, 0, 6)];
     }
 }
 
@@ -328,8 +330,7 @@ static void poison_hidden(rng *r, drawn *d, const sizes *s)
 }
 
 /* Numbers that are not finite in single elements; whom they reach is for the
- * oracle to say. No infinity in q and k: a score of +-inf decides whole rows,
- * which NaN does already. */
+ * oracle to say. */
 static void poison_visible(rng *r, const drawn *d)
 {
     const attn_tensor *const x[] = {&d->q.view, &d->k.view, &d->v.view};
@@ -338,10 +339,8 @@ static void poison_visible(rng *r, const drawn *d)
         const int64_t *s = x[which]->shape;
         if (s[0] * s[1] * s[2] * s[3] == 0 || rng_one_in(r, 3))
             continue;
-        const int inf = which == 2 && !d->shares_kv && rng_one_in(r, 2);
         tensor_set(x[which], rng_int(r, 0, s[0] - 1), rng_int(r, 0, s[1] - 1),
-                   rng_int(r, 0, s[2] - 1), rng_int(r, 0, s[3] - 1),
-                   inf ? HUGE_VAL : (double)NAN);
+                   rng_int(r, 0, s[2] - 1), rng_int(r, 0, s[3] - 1), poison(r));
     }
 }
 
@@ -356,21 +355,23 @@ static int has_shared_elements(const attn_tensor *x)
 
 static void draw_values(rng *r, drawn *d, const sizes *s)
 {
-    d->values = (int)rng_int(r, VALUES_NORMAL, VALUES_VISIBLE_NAN);
+    d->values = (int)rng_int(r, VALUES_NORMAL, VALUES_VISIBLE_POISON);
     if (rng_one_in(r, 3))
         d->values = VALUES_NORMAL;
     if (d->values == VALUES_HIDDEN_POISON &&
         (has_shared_elements(&d->q.view) || has_shared_elements(&d->k.view) ||
          has_shared_elements(&d->v.view)))
         d->values = VALUES_NORMAL;
-    d->factor = d->values == VALUES_LARGE ? 4.0 + 12.0 * rng_unit(r) : 1.0;
+    d->factor = d->values == VALUES_LARGE  ? 4.0 + 12.0 * rng_unit(r)
+                : d->values == VALUES_TINY ? 1e-21
+                                           : 1.0;
     tensor_normal(&d->q.view, r, d->factor);
     tensor_normal(&d->k.view, r, d->factor);
     if (!d->shares_kv)
         tensor_normal(&d->v.view, r, 1.0);
     if (d->values == VALUES_HIDDEN_POISON)
         poison_hidden(r, d, s);
-    if (d->values == VALUES_VISIBLE_NAN)
+    if (d->values == VALUES_VISIBLE_POISON)
         poison_visible(r, d);
 }
 

@@ -320,6 +320,7 @@ static ref_num output_of(const problem *a, const row *r, const key *keys,
         return out;
     long double size = 0.0L, moved = 0.0L, inherited = 0.0L, largest = 0.0L;
     long double far_v = 0.0L, all = 0.0L;
+    int unsure = 0;
     for (int64_t j = 0; j < r->keys; j++, v += step) {
         if (!keys[j].visible)
             continue;
@@ -331,6 +332,11 @@ static ref_num output_of(const problem *a, const row *r, const key *keys,
         far_v = v->error > far_v ? v->error : far_v;
         largest = x > largest ? x : largest;
         all += x;
+        unsure |= isinf(x) && keys[j].weight < 4.0L * a->tiny;
+    }
+    if (unsure) {
+        out.error = REF_NOT_FINITE;
+        return out;
     }
     /* |out - v| <= |out| + |v|: a convex combination cannot be farther off. */
     const long double any = fabsl(out.value) + largest * (1.0L + r->rounding);

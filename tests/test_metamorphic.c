@@ -535,6 +535,63 @@ static void test_mask__lowest_number_gives_the_mean(void **state)
     each_problem("lowest mask", check_lowest_mask);
 }
 
+/* A NaN that a row does see makes its visible weights NaN, but "a masked key
+ * has weight exactly 0" holds there as anywhere. */
+static void check_weights_of_a_nan_row(problem *x, rng *r)
+{
+    tensor keep = draw_keep(x, r);
+    tensor mean = tensor_make(x->dtype, x->b, 1, x->tq, x->tk);
+    attn_mask mask = {.kind = ATTN_MASK_KEEP, .view = keep.view};
+    const attn_tensor row = tensor_slice(&x->q.view, 2, 0, 1);
+    x->p.masks = &mask;
+    x->p.num_masks = 1;
+    x->p.weights_mean = &mean.view;
+    tensor_fill(&row, (double)NAN);
+    results o = run_problem(x);
+    for (int64_t j = 0; j < x->tk; j++) {
+        int64_t seen = 0;
+        for (int64_t h = 0; h < x->hq; h++) {
+            const long double w = ref_get(&o.weights.view, 0, h, 0, j);
+            const int visible = ref_get(&keep.view, 0, h, 0, j) != 0.0L;
+            seen += visible;
+            if (visible ? !isnan(w) : w != 0.0L)
+                fail_msg("%s: weight %Lg of head %d, key %d", x->name, w,
+                         (int)h, (int)j);
+        }
+        const long double w = ref_get(&mean.view, 0, 0, 0, j);
+        if (seen ? !isnan(w) : w != 0.0L)
+            fail_msg("%s: mean weight %Lg of key %d", x->name, w, (int)j);
+    }
+    results_free(&o);
+    tensor_free(&mean);
+    tensor_free(&keep);
+}
+
+static void test_weights__hidden_are_zero_in_a_nan_row(void **state)
+{
+    (void)state;
+    each_problem("weights of a NaN row", check_weights_of_a_nan_row);
+}
+
+/* No heads: an output that has elements is written all the same. */
+static void test_weights_mean__of_no_heads_is_zero(void **state)
+{
+    (void)state;
+    for (size_t t = 0; t < 2; t++) {
+        tensor q = tensor_make(types[t], 2, 0, 3, 4);
+        tensor mean = tensor_make(types[t], 2, 1, 3, 3);
+        attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+        p.weights_mean = &mean.view;
+        assert_int_equal(
+            attn_sdpa(NULL, &p, &q.view, &q.view, &q.view, &q.view), ATTN_OK);
+        for (int64_t n = 0; n < 18; n++)
+            assert_true(ref_get(&mean.view, n / 9, 0, n / 3 % 3, n % 3) ==
+                        0.0L);
+        tensor_free(&q);
+        tensor_free(&mean);
+    }
+}
+
 /* -------------------------------------------------- Lengths and batches -- */
 
 /* One batch of a problem alone. */
@@ -740,6 +797,8 @@ int main(void)
         cmocka_unit_test(test_mask__hidden_keys_may_hold_anything),
         cmocka_unit_test(test_mask__nan_reaches_only_those_who_see_it),
         cmocka_unit_test(test_mask__lowest_number_gives_the_mean),
+        cmocka_unit_test(test_weights__hidden_are_zero_in_a_nan_row),
+        cmocka_unit_test(test_weights_mean__of_no_heads_is_zero),
         cmocka_unit_test(test_batch__alone_or_among_others_bit_for_bit),
         cmocka_unit_test(test_lengths__equal_sliced_tensors),
         cmocka_unit_test(test_ragged__equals_one_by_one_bit_for_bit),
