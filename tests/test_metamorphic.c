@@ -756,6 +756,58 @@ static void test_layouts__hold_the_same_numbers(void **state)
     each_problem("layouts", check_layouts);
 }
 
+/* q, k and v in one packed array, both ways, and a layer's (B,T,H,D) memory:
+ * only other strides. The output goes to (B,T,H,D) memory. */
+static void check_packed(problem *x, rng *r)
+{
+    problem y = *x;
+    y.hkv = y.hq;
+    y.k = tensor_make(x->dtype, x->b, x->hq, x->tq, x->d);
+    y.v = tensor_make(x->dtype, x->b, x->hq, x->tq, x->d);
+    tensor_normal(&y.k.view, r, 1.5);
+    tensor_normal(&y.v.view, r, 1.0);
+    results plain = run_problem(&y);
+    tensor memory = tensor_make(x->dtype, 4, x->b, x->tq, x->hq * x->d);
+    tensor out = tensor_make(x->dtype, x->b, x->tq, x->hq, x->d);
+    for (int n = 0; n < 3; n++) {
+        attn_tensor q, k, v, o;
+        void *const at = memory.view.data;
+        const size_t part = memory.bytes / 4;
+        if (n == 0)
+            attn_view_bt3hd(&q, &k, &v, x->dtype, at, x->b, x->tq, x->hq, x->d);
+        if (n == 1)
+            attn_view_bht3d(&q, &k, &v, x->dtype, at, x->b, x->hq, x->tq, x->d);
+        if (n == 2) {
+            attn_view_bthd(&q, x->dtype, at, x->b, x->tq, x->hq, x->d);
+            attn_view_bthd(&k, x->dtype, (char *)at + part, x->b, x->tq, x->hq,
+                           x->d);
+            attn_view_bthd(&v, x->dtype, (char *)at + 2 * part, x->b, x->tq,
+                           x->hq, x->d);
+        }
+        attn_view_bthd(&o, x->dtype, out.view.data, x->b, x->tq, x->hq, x->d);
+        tensor_assign(&q, &y.q.view);
+        tensor_assign(&k, &y.k.view);
+        tensor_assign(&v, &y.v.view);
+        if (attn_sdpa(NULL, &y.p, &q, &k, &v, &o) != ATTN_OK)
+            fail_msg("%s: %s", x->name, attn_last_error());
+        ref_result bounds;
+        ref_sdpa(&bounds, &y.p, &q, &k, &v);
+        assert_near(x, "out", &o, &plain.out.view, &bounds.out);
+        ref_free(&bounds);
+    }
+    results_free(&plain);
+    tensor_free(&memory);
+    tensor_free(&out);
+    tensor_free(&y.k);
+    tensor_free(&y.v);
+}
+
+static void test_layouts__packed_are_only_strides(void **state)
+{
+    (void)state;
+    each_problem("packed layouts", check_packed);
+}
+
 /* The flat call is attn_sdpa with contiguous views, bit for bit. */
 static void check_flat(problem *x, rng *r)
 {
@@ -803,6 +855,7 @@ int main(void)
         cmocka_unit_test(test_lengths__equal_sliced_tensors),
         cmocka_unit_test(test_ragged__equals_one_by_one_bit_for_bit),
         cmocka_unit_test(test_layouts__hold_the_same_numbers),
+        cmocka_unit_test(test_layouts__packed_are_only_strides),
         cmocka_unit_test(test_flat_call__is_the_same_bit_for_bit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
