@@ -195,7 +195,7 @@ static void run_plain(const struct problem *x, int options, struct problem *r)
     for (int n = 0; n < 2; n++)
         if (options & (n == 0 ? KEEP_MASK : ADD_MASK))
             masks[num_masks++] = x->masks[n];
-    r->p.masks = masks;
+    r->p.masks = num_masks > 0 ? masks : NULL;
     r->p.num_masks = num_masks;
     r->p.q_lens = options & Q_LENS ? x->q_lens : NULL;
     r->p.kv_lens = options & KV_LENS ? x->kv_lens : NULL;

@@ -58,7 +58,7 @@ static void make_problem(struct problem *x, const struct shape *s, bool masked)
     x->mask.view = kit_make(ATTN_U8, s->B, 1, s->Tq, s->Tk);
     x->p.causal = s->causal;
     x->p.align = ATTN_ALIGN_BOTTOM_RIGHT;
-    x->p.masks = &x->mask;
+    x->p.masks = masked ? &x->mask : NULL;
     x->p.num_masks = masked;
     x->p.lse = &x->lse;
     x->p.weights = &x->weights;
