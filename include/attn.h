@@ -342,7 +342,8 @@ ATTN_API attn_status attn_merge_heads(const attn_tensor *src,
                                       const attn_tensor *dst);
 
 /* How the matrix of a projection is stored; there is no default. */
-#define ATTN_WEIGHT_OUT_IN 1 /* (out, in): y = x W^T + b, as PyTorch's Linear \
+#define ATTN_WEIGHT_OUT_IN                                                    \
+    1                        /* (out, in): y = x W^T + b, as PyTorch's Linear \
                               */
 #define ATTN_WEIGHT_IN_OUT 2 /* (in, out): y = x W + b, as in the paper */
 
@@ -382,10 +383,10 @@ typedef struct attn_sdpa_params {
     int32_t causal; /* 1: visible only if j <= p(i), or j < prefix_lens[b] */
     int32_t align;  /* ATTN_ALIGN_*, see above */
     int32_t num_masks;
-    const attn_mask *masks;   /* num_masks of them, all combined */
+    const attn_mask *masks;   /* num_masks of them; NULL if 0 */
     double scale;             /* any finite number, 0 and negative included */
     int64_t q_offset;         /* with ATTN_ALIGN_OFFSET; may be negative */
-    const int64_t *q_offsets; /* [B], instead of q_offset; or NULL */
+    const int64_t *q_offsets; /* [B], in place of q_offset (then 0); or NULL */
     /* Visible only if -window_right <= p(i) - j <= window_left; each bound is
      * inclusive, -1 = unbounded. "A window of W tokens" is window_left = W-1.
      * Keys j < keep_first are visible in spite of the window. */
@@ -400,8 +401,9 @@ typedef struct attn_sdpa_params {
      * cu_q[s]..cu_q[s+1]-1 and the keys cu_k[s]..cu_k[s+1]-1. Both arrays have
      * num_seqs+1 non-decreasing entries in [0,T]; equal neighbours are an empty
      * sequence. Rows outside are neither read nor written. B in the other
-     * arrays and in masks' shape[0] is then num_seqs; masks are indexed by the
-     * position inside the sequence. Excludes q_lens and kv_lens. */
+     * arrays and in masks' shape[0] is then num_seqs, and masks and weights are
+     * indexed by the position inside the sequence: their Tq and Tk are the
+     * longest sequence's. Excludes q_lens and kv_lens. */
     const int64_t *cu_q;
     const int64_t *cu_k;
     int64_t num_seqs;
@@ -423,10 +425,10 @@ ATTN_API void attn_sdpa_params_init(attn_sdpa_params *params);
  *   q (B,Hq,Tq,D)  k (B,Hkv,Tk,D)  v (B,Hkv,Tk,Dv)  ->  out (B,Hq,Tq,Dv)
  * Hq must be a multiple of Hkv; head h uses key/value head h/(Hq/Hkv). One type
  * for all, F32 or F64; any strides; k and v may be the same memory. out may be
- * exactly q's view (D = Dv), else no output may overlap an input or another
- * output. params NULL: defaults. In a batch of ragged or padded sequences every
- * row of out, lse and weights that belongs to a sequence is written; rows at
- * and beyond q_lens[b] become 0 (lse: -inf).
+ * exactly q's view (D = Dv) unless weights are asked for, else no output may
+ * overlap an input or another output. params NULL: defaults. In a batch of
+ * ragged or padded sequences every row of out, lse and weights that belongs to
+ * a sequence is written; rows at and beyond q_lens[b] become 0 (lse: -inf).
  *
  * A visible NaN gives NaN in its row; finite inputs never give NaN unless a
  * product overflows. Scratch memory is O(1) in Tq and Tk per thread (plus two

@@ -1,0 +1,48 @@
+/* Processor features, asked once. */
+#include "attn_internal.h"
+
+#include "cpu.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int detect(void)
+{
+#if defined(__GNUC__) && defined(__x86_64__)
+    /* Both builtins also ask the operating system (XCR0). */
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl"))
+        return ATTN__LEVEL_AVX512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return ATTN__LEVEL_AVX2;
+#endif
+    return ATTN__LEVEL_GENERIC;
+}
+
+static int lowered(int level)
+{
+    static const char *const names[] = {"generic", "avx2", "avx512"};
+    const char *wanted = getenv("ATTN_CPU_LEVEL");
+
+    for (int i = 0; wanted && i < level; i++)
+        if (strcmp(wanted, names[i]) == 0)
+            return i;
+    return level;
+}
+
+int attn__cpu_level(void)
+{
+    /* 0 = not asked yet. Two threads may both ask; they find the same. */
+    static atomic_int known;
+    int level = atomic_load_explicit(&known, memory_order_relaxed) - 1;
+
+    if (level < 0) {
+        level = lowered(detect());
+        atomic_store_explicit(&known, level + 1, memory_order_relaxed);
+    }
+    return level;
+}

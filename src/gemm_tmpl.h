@@ -1,0 +1,63 @@
+/* Template of the products; see gemm.h. Needs the real vocabulary and
+ * CBLAS_GEMM, which it forgets at its end. */
+
+static void XI(gemm_call)(const attn__blas *blas, bool a_transposed, int64_t m,
+                          int64_t n, int64_t k, const R *a, int64_t lda,
+                          const R *b, int64_t ldb, int beta, R *c, int64_t ldc)
+{
+    ASSERT(m > 0 && n > 0 && k > 0);
+    ASSERT(m <= INT_MAX && n <= INT_MAX && k <= INT_MAX);
+    ASSERT(lda >= (a_transposed ? m : k) && ldb >= n && ldc >= n);
+    ASSERT(lda <= INT_MAX && ldb <= INT_MAX && ldc <= INT_MAX);
+    if (blas->exclusive)
+        attn__process_lock();
+    CBLAS_GEMM(CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans,
+               CblasNoTrans, (int)m, (int)n, (int)k, K(1.0), a, (int)lda, b,
+               (int)ldb, beta ? K(1.0) : K(0.0), c, (int)ldc);
+    if (blas->exclusive)
+        attn__process_unlock();
+}
+
+/* A piece of size such that `pieces` of them cover n, in steps of 4. */
+static int64_t XI(piece)(int64_t n, int64_t pieces)
+{
+    return attn__round_up(attn__ceil_div(n, pieces), 4);
+}
+
+void XI(gemm)(const attn__blas *blas, bool a_transposed, int64_t m, int64_t n,
+              int64_t k, const R *a, int64_t lda, const R *b, int64_t ldb,
+              int beta, R *c, int64_t ldc)
+{
+    /* No dimension beyond 2^30, so that all fit an int with room. */
+    const int64_t most = (int64_t)1 << 30;
+    int64_t piece_m = MIN(m, most), piece_k = MIN(k, most);
+
+    if (m == 0 || n == 0)
+        return;
+    if (k == 0) {
+        for (int64_t i = 0; i < m && beta == 0; i++)
+            for (int64_t j = 0; j < n; j++)
+                c[i * ldc + j] = K(0.0);
+        return;
+    }
+    ASSERT(n <= most);
+    if (piece_k > blas->limit / n / MIN(piece_m, 16)) {
+        /* Long sums: pieces that leave room for 16 rows. */
+        int64_t fits = MAX(blas->limit / n / MIN(piece_m, 16), 1);
+        piece_k = XI(piece)(k, attn__ceil_div(k, fits));
+        piece_k = MIN(piece_k, MAX(fits, 4));
+    }
+    if (piece_m > blas->limit / n / piece_k) {
+        int64_t fits = MAX(blas->limit / n / piece_k, 1);
+        piece_m = MIN(XI(piece)(m, attn__ceil_div(m, fits)), fits);
+    }
+    for (int64_t i = 0; i < m; i += piece_m)
+        for (int64_t l = 0; l < k; l += piece_k) {
+            const R *from = a_transposed ? a + l * lda + i : a + i * lda + l;
+            XI(gemm_call)
+            (blas, a_transposed, MIN(piece_m, m - i), n, MIN(piece_k, k - l),
+             from, lda, b + l * ldb, ldb, beta || l > 0, c + i * ldc, ldc);
+        }
+}
+
+#undef CBLAS_GEMM

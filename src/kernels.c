@@ -1,0 +1,194 @@
+/*
+ * Instantiates kernels_tmpl.h for both types at three levels. The levels differ
+ * in the width of a vector, in two operations the compiler cannot be trusted to
+ * choose (maximum and fused multiply-add), and in the target attribute; so no
+ * build flag decides which code exists. Levels agree within rounding, not bit
+ * for bit (the generic one has no fused multiply-add).
+ *
+ * GCC's vector extensions carry the rest; gcc and clang have them on every
+ * processor.
+ */
+#include "attn_internal.h"
+
+#include "cpu.h"
+#include "kernels/kernels.h"
+
+#include <string.h>
+
+#if !defined(__GNUC__)
+#error "the vector extensions of gcc or clang are needed"
+#endif
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+/* a > b ? a : b, so b if either is NaN: what x86's maximum does. */
+#define GENERIC_MAX(a, b) \
+    ((V)(((VI)(a) & ((a) > (b))) | ((VI)(b) & ~((a) > (b)))))
+
+/* clang-format off */
+/*
+ * 2^f for |f| <= 1/2 is 1 + f q(f), q of degree 5 (float) or 10 (double): the
+ * minimax polynomials of relative error 2.6e-9 and 1.8e-17 under the condition
+ * p(0) = 1, computed by a Remez exchange in 60 digits. Half a unit in the last
+ * place is 6.0e-8 and 1.1e-16, so rounding decides; a degree less (4.3e-7,
+ * 3.0e-16) would show. The condition makes the weight of a maximum exactly 1.
+ */
+#define POLY_f32                                                               \
+    0.000155946781613f, 0.00134066439024f, 0.00961769297299f,                  \
+    0.0555031055101f, 0.240226527829f, 0.693147214968f
+#define POLY_f64                                                               \
+    4.078071929588336665e-10, 7.0725704128144235096e-9,                        \
+    1.0180647659234138888e-7, 1.3215442675329822143e-6,                        \
+    1.5252727385193868197e-5, 0.0001540353044157213033,                        \
+    0.0013333558153439964747, 0.0096181291076070023796,                        \
+    0.055504108664790394552, 0.24022650695910098007, 0.69314718055994569675
+/* Adding 1.5 * 2^FRACTION_BITS rounds to an integer and leaves it in the low
+ * bits; the exponent's bias is added along the way. */
+#define MAGIC_f32 0x1.8p23f
+#define MAGIC_f64 0x1.8p52
+#define BIAS_f32 127.0f
+#define BIAS_f64 1023.0
+#define FRACTION_BITS_f32 23
+#define FRACTION_BITS_f64 52
+/* log2(e) as the nearest number of the type, and what that one is short of. */
+#define LOG2E_HI_f32 1.4426950408889634f
+#define LOG2E_HI_f64 1.4426950408889634
+#define LOG2E_LO_f32 1.9259629911266175e-8f
+#define LOG2E_LO_f64 2.0355273740931032e-17
+/* -BIAS ln 2, where e^x is taken as 0. */
+#define LOWEST_E_f32 (-88.02969f)
+#define LOWEST_E_f64 (-709.0895657128241)
+
+#define ZIP2_LO 0, 2
+#define ZIP2_HI 1, 3
+#define ZIP4_LO 0, 4, 1, 5
+#define ZIP4_HI 2, 6, 3, 7
+#define ZIP8_LO 0, 8, 1, 9, 2, 10, 3, 11
+#define ZIP8_HI 4, 12, 5, 13, 6, 14, 7, 15
+#define ZIP16_LO 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define ZIP16_HI 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define IOTA2 1, 2
+#define IOTA4 1, 2, 4, 8
+#define IOTA8 IOTA4, 16, 32, 64, 128
+#define IOTA16 IOTA8, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768
+/* clang-format on */
+
+/* ------------------------------------------------------------- generic -- */
+#define LEVEL generic
+#define TARGET
+#define VECTOR_BYTES 16
+
+#include "real_f32.h"
+#define SUFFIX f32
+#define ZIP_LO ZIP4_LO
+#define ZIP_HI ZIP4_HI
+#define IOTA IOTA4
+#define V_MAX(a, b) GENERIC_MAX(a, b)
+#define V_FMA(a, b, c) ((a) * (b) + (c))
+#include "kernels/kernels_tmpl.h"
+
+#include "real_f64.h"
+#define SUFFIX f64
+#define ZIP_LO ZIP2_LO
+#define ZIP_HI ZIP2_HI
+#define IOTA IOTA2
+#define V_MAX(a, b) GENERIC_MAX(a, b)
+#define V_FMA(a, b, c) ((a) * (b) + (c))
+#include "kernels/kernels_tmpl.h"
+
+#undef LEVEL
+#undef TARGET
+#undef VECTOR_BYTES
+
+#if defined(__x86_64__)
+/* ---------------------------------------------------------------- AVX2 -- */
+#define LEVEL avx2
+#define TARGET __attribute__((target("avx2,fma")))
+#define VECTOR_BYTES 32
+
+#include "real_f32.h"
+#define SUFFIX f32
+#define ZIP_LO ZIP8_LO
+#define ZIP_HI ZIP8_HI
+#define IOTA IOTA8
+#define V_MAX(a, b) ((V)_mm256_max_ps((__m256)(a), (__m256)(b)))
+#define V_FMA(a, b, c) \
+    ((V)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
+#include "kernels/kernels_tmpl.h"
+
+#include "real_f64.h"
+#define SUFFIX f64
+#define ZIP_LO ZIP4_LO
+#define ZIP_HI ZIP4_HI
+#define IOTA IOTA4
+#define V_MAX(a, b) ((V)_mm256_max_pd((__m256d)(a), (__m256d)(b)))
+#define V_FMA(a, b, c) \
+    ((V)_mm256_fmadd_pd((__m256d)(a), (__m256d)(b), (__m256d)(c)))
+#include "kernels/kernels_tmpl.h"
+
+#undef LEVEL
+#undef TARGET
+#undef VECTOR_BYTES
+
+/* ------------------------------------------------------------- AVX-512 -- */
+#define LEVEL avx512
+#define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma")))
+#define VECTOR_BYTES 64
+
+#include "real_f32.h"
+#define SUFFIX f32
+#define ZIP_LO ZIP16_LO
+#define ZIP_HI ZIP16_HI
+#define IOTA IOTA16
+#define V_MAX(a, b) ((V)_mm512_max_ps((__m512)(a), (__m512)(b)))
+#define V_FMA(a, b, c) \
+    ((V)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
+#include "kernels/kernels_tmpl.h"
+
+#include "real_f64.h"
+#define SUFFIX f64
+#define ZIP_LO ZIP8_LO
+#define ZIP_HI ZIP8_HI
+#define IOTA IOTA8
+#define V_MAX(a, b) ((V)_mm512_max_pd((__m512d)(a), (__m512d)(b)))
+#define V_FMA(a, b, c) \
+    ((V)_mm512_fmadd_pd((__m512d)(a), (__m512d)(b), (__m512d)(c)))
+#include "kernels/kernels_tmpl.h"
+
+#undef LEVEL
+#undef TARGET
+#undef VECTOR_BYTES
+#endif
+
+#if defined(__x86_64__)
+#define LEVELS(suffix)                                         \
+    {                                                          \
+        &kernels_##suffix##_generic, &kernels_##suffix##_avx2, \
+            &kernels_##suffix##_avx512                         \
+    }
+#else
+#define LEVELS(suffix)              \
+    {                               \
+        &kernels_##suffix##_generic \
+    }
+#endif
+
+const attn__kernels_f32 *attn__kernels_get_f32(void)
+{
+    static const attn__kernels_f32 *const levels[] = LEVELS(f32);
+    return levels[attn__cpu_level()];
+}
+
+const attn__kernels_f64 *attn__kernels_get_f64(void)
+{
+    static const attn__kernels_f64 *const levels[] = LEVELS(f64);
+    return levels[attn__cpu_level()];
+}

@@ -1,0 +1,76 @@
+/*
+ * The few hot loops, compiled once per instruction-set level and type and
+ * chosen at run time. Everything works on a score tile in transposed layout:
+ *
+ *     s[j * ld + lane]      j = key within the tile, lane = query
+ *
+ * so that a vector register holds the same key for neighbouring queries, and
+ * maxima, sums and corrections are whole vectors: no horizontal reductions.
+ * Lane counts are padded to ATTN__LANES(type); ld and all arrays over lanes are
+ * at least that long and ATTN__ALIGNMENT-aligned.
+ */
+#ifndef ATTN_KERNELS_H
+#define ATTN_KERNELS_H
+
+/* Lanes come in multiples of this: the widest vector, 64 bytes. */
+#define ATTN__LANES_F32 16
+#define ATTN__LANES_F64 8
+
+/* The most lanes of a tile, and 64-bit words that hold a bit for each. */
+#define ATTN__MAX_LANES 256
+#define ATTN__LANE_WORDS (ATTN__MAX_LANES / 64)
+/* The most keys of a tile. */
+#define ATTN__MAX_KEYS 512
+#define ATTN__KEY_WORDS (ATTN__MAX_KEYS / 64)
+
+/* What the scores of a tile are in. */
+enum {
+    ATTN__LOG2 = 0,   /* scale log2(e) is already in q: weight = 2^(s - m) */
+    ATTN__NATURAL = 1 /* weight = e^(s - m) */
+};
+
+#define ATTN__DECLARE_KERNELS(R, suffix)                                      \
+    typedef struct attn__kernels_##suffix {                                   \
+        /* dst[d * ld + lane] = rows[lane][d] * scale for lane < n, 0 for     \
+         * n <= lane < padded. */                                             \
+        void (*pack)(const R *const *rows, int64_t n, int64_t padded,         \
+                     int64_t width, R scale, R *dst, int64_t ld);             \
+        /* rows[lane][e] = src[e * ld + lane] * scale[lane], lane < n; or +=  \
+         * that if add. */                                                    \
+        void (*unpack)(const R *src, int64_t ld, int64_t n, int64_t width,    \
+                       const R *scale, R *const *rows, bool add);             \
+        /* s[j][lane] += rows[lane][j] where that is finite or NaN; -inf      \
+         * replaces; a finite sum stays finite (see mask.h). */               \
+        void (*add_rows)(R * s, int64_t ld, int64_t keys, int64_t lanes,      \
+                         const R *const *rows, int64_t n);                    \
+        /* Where bit `lane` of words[j * ATTN__LANE_WORDS ..] is 0:           \
+         * s[j][lane] = -inf. */                                              \
+        void (*hide)(R * s, int64_t ld, int64_t keys, int64_t lanes,          \
+                     const uint64_t *words);                                  \
+        /* Online softmax of one tile: m the running maximum, l the running   \
+         * sum, s becomes the weights relative to the new m. Old sums and     \
+         * outputs must be multiplied by alpha: l is, here; true is returned  \
+         * if any alpha is not 1. */                                          \
+        bool (*softmax)(R * s, int64_t ld, int64_t keys, int64_t lanes, R *m, \
+                        R *l, R *alpha, int mode);                            \
+        /* s[j][lane] = weight relative to m. */                              \
+        void (*exp)(R * s, int64_t ld, int64_t keys, int64_t lanes,           \
+                    const R *m, int mode);                                    \
+        /* o[e * ld + lane] *= alpha[lane] */                                 \
+        void (*rescale)(R * o, int64_t ld, int64_t width, int64_t lanes,      \
+                        const R *alpha);                                      \
+        /* Is any of the rows x width numbers NaN or infinite? */             \
+        bool (*nonfinite)(const R *v, int64_t ld, int64_t rows,               \
+                          int64_t width);                                     \
+        /* Softmax of one contiguous row, y may be x; returns the maximum and \
+         * stores the sum. */                                                 \
+        R (*row)(const R *x, R *y, int64_t n, R *sum);                        \
+    } attn__kernels_##suffix;                                                 \
+    const attn__kernels_##suffix *attn__kernels_get_##suffix(void);
+
+ATTN__DECLARE_KERNELS(float, f32)
+ATTN__DECLARE_KERNELS(double, f64)
+
+#undef ATTN__DECLARE_KERNELS
+
+#endif

@@ -1,0 +1,411 @@
+/*
+ * Template of the hot loops; kernels.h says what each does. The includer binds
+ *   R K X...       the real vocabulary (real_f32.h, real_f64.h)
+ *   SUFFIX LEVEL   pasted into names     TARGET         function attribute
+ *   VECTOR_BYTES   of a vector           ZIP_LO ZIP_HI IOTA   index lists
+ *   V_MAX V_FMA    on vectors
+ * and this file forgets SUFFIX, ZIP_*, IOTA, V_MAX and V_FMA at its end.
+ */
+#define PASTE3(a, b, c) a##_##b##_##c
+#define NAME3(a, b, c) PASTE3(a, b, c)
+#define N(name) NAME3(name, SUFFIX, LEVEL)
+#define V N(vec)
+#define VI N(veci)
+#define I N(int)
+#define VL ((int)(VECTOR_BYTES / sizeof(R)))
+
+/* An integer as wide as R, and vectors that may stand at any element. */
+typedef __typeof__(_Generic((R)0, float : (int32_t)0, default : (int64_t)0)) I;
+typedef R V __attribute__((vector_size(VECTOR_BYTES)));
+typedef I VI __attribute__((vector_size(VECTOR_BYTES)));
+typedef V N(unaligned) __attribute__((aligned(sizeof(R)), may_alias));
+
+#define LOAD(p) (*(const N(unaligned) *)(p))
+#define STORE(p, v) (*(N(unaligned) *)(p) = (v))
+/* Subtracting from 0 would turn -0 into 0; adding to +0 does not matter here.
+ */
+#define SPLAT(x) ((V){0} + (x))
+/* condition ? a : b, lane by lane; conditions are all-ones or all-zeros. */
+#define SELECT(condition, a, b) \
+    ((V)(((VI)(a) & (condition)) | ((VI)(b) & ~(condition))))
+
+#define CONST_OF(name, suffix) name##_##suffix
+#define CONST2(name, suffix) CONST_OF(name, suffix)
+#define CONST(name) CONST2(name, SUFFIX)
+
+/* The polynomial at f, times 2^n with n + bias in the low bits of t. An
+ * n of -bias makes the factor 0: that is how -inf becomes exactly 0. */
+TARGET static inline V N(exp2_parts)(V f, V t)
+{
+    static const R c[] = {CONST(POLY)};
+    const int terms = (int)(sizeof c / sizeof c[0]);
+    V p = SPLAT(c[0]);
+
+    UNROLL
+    for (int i = 1; i < terms; i++)
+        p = V_FMA(p, f, SPLAT(c[i]));
+    p = V_FMA(p, f, SPLAT(K(1.0)));
+    return p * (V)((VI)t << CONST(FRACTION_BITS));
+}
+
+/* 2^x for x <= 127 or so; NaN stays NaN, as the clamp returns x then. */
+TARGET static inline V N(exp2)(V x)
+{
+    const V magic = SPLAT(CONST(MAGIC) + CONST(BIAS));
+    V t;
+
+    x = V_MAX(SPLAT(-CONST(BIAS)), x);
+    t = x + magic;
+    return N(exp2_parts)(x - (t - magic), t);
+}
+
+/* e^x: x log2(e) - n in two fused steps, so that the rounding of the product
+ * does not grow with |x|. */
+TARGET static inline V N(expe)(V x)
+{
+    const V magic = SPLAT(CONST(MAGIC) + CONST(BIAS));
+    V t, f;
+
+    x = V_MAX(SPLAT(CONST(LOWEST_E)), x);
+    t = V_FMA(x, SPLAT(CONST(LOG2E_HI)), magic);
+    f = V_FMA(x, SPLAT(CONST(LOG2E_HI)), magic - t);
+    f = V_FMA(x, SPLAT(CONST(LOG2E_LO)), f);
+    return N(exp2_parts)(f, t);
+}
+
+/* ---------------------------------------------------------- Transposing -- */
+
+/* r[a] lane b <-> r[b] lane a: log2(VL) rounds of a perfect shuffle. */
+TARGET static inline void N(transpose)(V r[])
+{
+    V x[VECTOR_BYTES / sizeof(R)];
+
+    UNROLL
+    for (int round = 1; round < VL; round *= 2) {
+        UNROLL
+        for (int i = 0; i < VL / 2; i++) {
+            x[2 * i] = __builtin_shufflevector(r[i], r[i + VL / 2], ZIP_LO);
+            x[2 * i + 1] = __builtin_shufflevector(r[i], r[i + VL / 2], ZIP_HI);
+        }
+        UNROLL
+        for (int i = 0; i < VL; i++)
+            r[i] = x[i];
+    }
+}
+
+TARGET static void N(pack)(const R *const *rows, int64_t n, int64_t padded,
+                           int64_t width, R scale, R *dst, int64_t ld)
+{
+    const V c = SPLAT(scale);
+
+    for (int64_t l = 0; l < padded; l += VL) {
+        int64_t d = 0;
+        if (l + VL <= n)
+            for (; d + VL <= width; d += VL) {
+                V r[VECTOR_BYTES / sizeof(R)];
+                UNROLL
+                for (int i = 0; i < VL; i++)
+                    r[i] = LOAD(rows[l + i] + d);
+                N(transpose)(r);
+                UNROLL
+                for (int i = 0; i < VL; i++)
+                    STORE(dst + (d + i) * ld + l, r[i] * c);
+            }
+        for (; d < width; d++)
+            for (int i = 0; i < VL; i++)
+                dst[d * ld + l + i] =
+                    l + i < n ? rows[l + i][d] * scale : K(0.0);
+    }
+}
+
+TARGET static void N(unpack)(const R *src, int64_t ld, int64_t n, int64_t width,
+                             const R *scale, R *const *rows, bool add)
+{
+    for (int64_t l = 0; l < n; l += VL) {
+        int64_t e = 0;
+        if (l + VL <= n)
+            for (; e + VL <= width; e += VL) {
+                V r[VECTOR_BYTES / sizeof(R)];
+                UNROLL
+                for (int i = 0; i < VL; i++)
+                    r[i] = LOAD(src + (e + i) * ld + l) * LOAD(scale + l);
+                N(transpose)(r);
+                UNROLL
+                for (int i = 0; i < VL; i++) {
+                    if (add)
+                        r[i] += LOAD(rows[l + i] + e);
+                    STORE(rows[l + i] + e, r[i]);
+                }
+            }
+        for (int i = 0; i < VL && l + i < n; i++)
+            for (int64_t f = e; f < width; f++) {
+                R x = src[f * ld + l + i] * scale[l + i];
+                rows[l + i][f] = add ? rows[l + i][f] + x : x;
+            }
+    }
+}
+
+/* ---------------------------------------------------------------- Masks -- */
+
+/*
+ * A bias of -FLT_MAX or so must not become -inf by being added to a score: a
+ * row of such biases is no empty row. Finite plus finite is kept finite. A bias
+ * of -inf hides, whatever the score is.
+ */
+TARGET static inline V N(biased)(V s, V bias)
+{
+    V sum = s + bias;
+    V low = SPLAT(-R_MAX);
+
+    /* Where both are finite or +inf, -inf can only come from the addition. */
+    sum = SELECT((s >= low) & (bias >= low), V_MAX(low, sum), sum);
+    return SELECT(bias == SPLAT(R_NEG_INF), bias, sum);
+}
+
+TARGET static void N(add_rows)(R *s, int64_t ld, int64_t keys, int64_t lanes,
+                               const R *const *rows, int64_t n)
+{
+    for (int64_t l = 0; l < lanes && l < n; l += VL) {
+        int64_t j = 0;
+        if (l + VL <= n)
+            for (; j + VL <= keys; j += VL) {
+                V r[VECTOR_BYTES / sizeof(R)];
+                UNROLL
+                for (int i = 0; i < VL; i++)
+                    r[i] = LOAD(rows[l + i] + j);
+                N(transpose)(r);
+                UNROLL
+                for (int i = 0; i < VL; i++) {
+                    R *at = s + (j + i) * ld + l;
+                    STORE(at, N(biased)(LOAD(at), r[i]));
+                }
+            }
+        for (; j < keys; j++) {
+            V bias = SPLAT(K(0.0));
+            for (int i = 0; i < VL && l + i < n; i++)
+                bias[i] = rows[l + i][j];
+            STORE(s + j * ld + l, N(biased)(LOAD(s + j * ld + l), bias));
+        }
+    }
+}
+
+TARGET static void N(hide)(R *s, int64_t ld, int64_t keys, int64_t lanes,
+                           const uint64_t *words)
+{
+    const VI bit = {IOTA};
+    const V neg_inf = SPLAT(R_NEG_INF);
+
+    for (int64_t j = 0; j < keys; j++, words += ATTN__LANE_WORDS, s += ld)
+        for (int64_t l = 0; l < lanes; l += VL) {
+            I bits = (I)(words[l / 64] >> (l % 64) & ((1u << VL) - 1));
+            VI hidden;
+            if (bits == (I)((1u << VL) - 1))
+                continue;
+            hidden = (((VI){0} + bits) & bit) == (VI){0};
+            STORE(s + l, SELECT(hidden, neg_inf, LOAD(s + l)));
+        }
+}
+
+TARGET static bool N(nonfinite)(const R *v, int64_t ld, int64_t rows,
+                                int64_t width)
+{
+    V sum = {0};
+    R rest = K(0.0);
+
+    /* x * 0 is NaN exactly for the numbers looked for. */
+    for (int64_t j = 0; j < rows; j++, v += ld) {
+        int64_t e = 0;
+        for (; e + VL <= width; e += VL)
+            sum += LOAD(v + e) * SPLAT(K(0.0));
+        for (; e < width; e++)
+            rest += v[e] * K(0.0);
+    }
+    for (int i = 0; i < VL; i++)
+        rest += sum[i];
+    return !(rest == K(0.0));
+}
+
+/* -------------------------------------------------------------- Softmax -- */
+
+/* The largest of one vector column of a tile and `largest`; NaN is passed
+ * over: it shows in the weights. */
+TARGET static inline V N(column_max)(const R *s, int64_t ld, int64_t keys,
+                                     V largest)
+{
+    V m0 = largest, m1 = largest, m2 = largest, m3 = largest;
+    int64_t j = 0;
+
+    for (; j + 4 <= keys; j += 4, s += 4 * ld) {
+        m0 = V_MAX(LOAD(s), m0);
+        m1 = V_MAX(LOAD(s + ld), m1);
+        m2 = V_MAX(LOAD(s + 2 * ld), m2);
+        m3 = V_MAX(LOAD(s + 3 * ld), m3);
+    }
+    for (; j < keys; j++, s += ld)
+        m0 = V_MAX(LOAD(s), m0);
+    return V_MAX(V_MAX(m0, m1), V_MAX(m2, m3));
+}
+
+/* Weights in place of scores in one vector column; returns their sum. Four
+ * sums: shorter chains, and a smaller rounding error. */
+#define COLUMN_WEIGHTS(name, exponential)                            \
+    TARGET static inline V name(R *s, int64_t ld, int64_t keys, V m) \
+    {                                                                \
+        V l0 = {0}, l1 = {0}, l2 = {0}, l3 = {0};                    \
+        int64_t j = 0;                                               \
+                                                                     \
+        for (; j + 4 <= keys; j += 4, s += 4 * ld) {                 \
+            V p0 = exponential(LOAD(s) - m);                         \
+            V p1 = exponential(LOAD(s + ld) - m);                    \
+            V p2 = exponential(LOAD(s + 2 * ld) - m);                \
+            V p3 = exponential(LOAD(s + 3 * ld) - m);                \
+            STORE(s, p0);                                            \
+            STORE(s + ld, p1);                                       \
+            STORE(s + 2 * ld, p2);                                   \
+            STORE(s + 3 * ld, p3);                                   \
+            l0 += p0;                                                \
+            l1 += p1;                                                \
+            l2 += p2;                                                \
+            l3 += p3;                                                \
+        }                                                            \
+        for (; j < keys; j++, s += ld) {                             \
+            V p0 = exponential(LOAD(s) - m);                         \
+            STORE(s, p0);                                            \
+            l0 += p0;                                                \
+        }                                                            \
+        return (l0 + l1) + (l2 + l3);                                \
+    }
+COLUMN_WEIGHTS(N(column_weights_log2), N(exp2))
+COLUMN_WEIGHTS(N(column_weights_natural), N(expe))
+#undef COLUMN_WEIGHTS
+
+/*
+ * The running maximum is only moved when a score is more than 2^8 times its
+ * weight above it: the final division makes any reference equally exact, and
+ * sums and products up to 2^8 times larger are far from overflow. Most tiles
+ * then leave the output as it is.
+ */
+#define SLACK (mode == ATTN__NATURAL ? K(5.5) : K(8.0))
+
+TARGET static bool N(softmax)(R *s, int64_t ld, int64_t keys, int64_t lanes,
+                              R *m, R *l, R *alpha, int mode)
+{
+    const V neg_inf = SPLAT(R_NEG_INF);
+    VI moved = {0};
+    I any = 0;
+
+    for (int64_t c = 0; c < lanes; c += VL) {
+        V before = LOAD(m + c);
+        V largest = N(column_max)(s + c, ld, keys, before);
+        /* -inf + SLACK is -inf: the first visible score always moves m. */
+        VI moves = largest > before + SPLAT(SLACK);
+        V now = SELECT(moves, largest, before);
+        /* Nothing visible so far: any finite reference gives weights of 0. */
+        V reference = SELECT(now == neg_inf, (V){0}, now);
+        V factor = before - reference, sum;
+
+        if (mode == ATTN__NATURAL) {
+            factor = N(expe)(factor);
+            sum = N(column_weights_natural)(s + c, ld, keys, reference);
+        } else {
+            factor = N(exp2)(factor);
+            sum = N(column_weights_log2)(s + c, ld, keys, reference);
+        }
+        factor = SELECT(moves, factor, SPLAT(K(1.0)));
+        moved |= moves;
+        STORE(alpha + c, factor);
+        STORE(m + c, now);
+        STORE(l + c, V_FMA(LOAD(l + c), factor, sum));
+    }
+    for (int i = 0; i < VL; i++)
+        any |= moved[i];
+    return any != 0;
+}
+
+TARGET static void N(exp)(R *s, int64_t ld, int64_t keys, int64_t lanes,
+                          const R *m, int mode)
+{
+    for (int64_t c = 0; c < lanes; c += VL) {
+        V reference = LOAD(m + c);
+        reference = SELECT(reference == SPLAT(R_NEG_INF), (V){0}, reference);
+        if (mode == ATTN__NATURAL)
+            (void)N(column_weights_natural)(s + c, ld, keys, reference);
+        else
+            (void)N(column_weights_log2)(s + c, ld, keys, reference);
+    }
+}
+
+TARGET static void N(rescale)(R *o, int64_t ld, int64_t width, int64_t lanes,
+                              const R *alpha)
+{
+    for (int64_t e = 0; e < width; e++, o += ld)
+        for (int64_t c = 0; c < lanes; c += VL)
+            STORE(o + c, LOAD(o + c) * LOAD(alpha + c));
+}
+
+/* ------------------------------------------------------ Row-wise softmax -- */
+
+TARGET static R N(row)(const R *x, R *y, int64_t n, R *sum)
+{
+    V m = SPLAT(R_NEG_INF), l = {0}, tail;
+    R largest = R_NEG_INF, total = K(0.0), reference;
+    int64_t j = 0;
+    int64_t rest;
+
+    for (; j + VL <= n; j += VL)
+        m = V_MAX(LOAD(x + j), m);
+    for (; j < n; j++)
+        largest = x[j] > largest ? x[j] : largest;
+    for (int i = 0; i < VL; i++)
+        largest = m[i] > largest ? m[i] : largest;
+    reference = largest == R_NEG_INF ? K(0.0) : largest;
+    for (j = 0; j + VL <= n; j += VL) {
+        V p = N(expe)(LOAD(x + j) - SPLAT(reference));
+        STORE(y + j, p);
+        l += p;
+    }
+    rest = n - j;
+    tail = SPLAT(R_NEG_INF);
+    for (int64_t i = 0; i < rest; i++)
+        tail[i] = x[j + i];
+    tail = N(expe)(tail - SPLAT(reference));
+    for (int64_t i = 0; i < rest; i++) {
+        y[j + i] = tail[i];
+        total += tail[i];
+    }
+    for (int i = 0; i < VL; i++)
+        total += l[i];
+    *sum = total;
+    return largest;
+}
+
+#define TABLE_OF(suffix) attn__kernels_##suffix
+#define TABLE(suffix) TABLE_OF(suffix)
+static const TABLE(SUFFIX) N(kernels) = {
+    N(pack), N(unpack),  N(add_rows),  N(hide), N(softmax),
+    N(exp),  N(rescale), N(nonfinite), N(row),
+};
+
+#undef TABLE_OF
+#undef TABLE
+#undef PASTE3
+#undef NAME3
+#undef N
+#undef V
+#undef VI
+#undef I
+#undef VL
+#undef CONST_OF
+#undef CONST2
+#undef CONST
+#undef LOAD
+#undef STORE
+#undef SPLAT
+#undef SELECT
+#undef SLACK
+#undef SUFFIX
+#undef ZIP_LO
+#undef ZIP_HI
+#undef IOTA
+#undef V_MAX
+#undef V_FMA

@@ -1,0 +1,548 @@
+/*
+ * Masks. Element masks are read once per tile, as bits: rows of the mask are
+ * queries, but tiles are stored by key, so the bits are made row by row (the
+ * direction of memory) and transposed 64 by 64, which costs a tenth of an
+ * operation a score. Bits also say at once whether a tile is full or empty.
+ */
+#include "attn_internal.h"
+
+#include "mask.h"
+
+#include "check.h"
+#include "status.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+/* --------------------------------------------------------------- Ranges -- */
+
+/* a + b, at the end of the range where it would overflow: positions may be
+ * anything, and beyond the keys all are alike. */
+static int64_t clamped_sum(int64_t a, int64_t b)
+{
+    int64_t sum;
+
+    if (!attn__add_i64(a, b, &sum))
+        return a > 0 ? INT64_MAX : INT64_MIN;
+    return sum;
+}
+
+static int64_t floor_to(int64_t x, int64_t step)
+{
+    int64_t rest = x % step;
+    return clamped_sum(x, rest < 0 ? -(rest + step) : -rest);
+}
+
+static attn__range query_range(const attn__visibility *v,
+                               const attn__sequence *s, int64_t i)
+{
+    int64_t p = clamped_sum(s->offset, i);
+    int64_t begin = 0, end = s->kv_len; /* all but the window */
+    attn__range r;
+
+    if (v->causal)
+        end = MIN(end, MAX(clamped_sum(p, 1), s->prefix));
+    if (v->chunk > 0) {
+        int64_t first = floor_to(p, v->chunk);
+        begin = MAX(begin, first);
+        end = MIN(end, clamped_sum(first, v->chunk));
+    }
+    r.low = begin;
+    r.high = end;
+    r.keep_low = 0;
+    r.keep_high = 0;
+    if (v->window) {
+        if (v->left >= 0)
+            r.low = MAX(r.low, clamped_sum(p, -v->left));
+        if (v->right >= 0)
+            r.high = MIN(r.high, clamped_sum(clamped_sum(p, v->right), 1));
+        r.keep_low = begin;
+        r.keep_high = MAX(MIN(end, v->keep_first), begin);
+    }
+    r.low = MIN(r.low, s->kv_len);
+    r.high = MAX(r.high, r.low);
+    return r;
+}
+
+static bool has_rules(const attn__visibility *v)
+{
+    return v->causal || v->window || v->chunk > 0;
+}
+
+void attn__lanes_ranges(attn__lanes *lanes, const attn__visibility *v,
+                        const attn__sequence *s)
+{
+    lanes->bounded = has_rules(v);
+    lanes->low = 0;
+    lanes->high = s->kv_len;
+    lanes->all_low = 0;
+    lanes->all_high = s->kv_len;
+    lanes->keep_low = 0;
+    lanes->keep_high = 0;
+    if (!lanes->bounded)
+        return;
+    lanes->low = s->kv_len;
+    lanes->high = 0;
+    lanes->keep_low = s->kv_len;
+    for (int64_t l = 0; l < lanes->n; l++) {
+        attn__range *r = &lanes->range[l];
+        /* Heads of a group stand side by side and see the same. */
+        if (l > 0 && lanes->i[l] == lanes->i[l - 1])
+            *r = lanes->range[l - 1];
+        else
+            *r = query_range(v, s, lanes->i[l]);
+        lanes->all_low = MAX(lanes->all_low, r->low);
+        lanes->all_high = MIN(lanes->all_high, r->high);
+        if (r->low < r->high) {
+            lanes->low = MIN(lanes->low, r->low);
+            lanes->high = MAX(lanes->high, r->high);
+        }
+        if (r->keep_low < r->keep_high) {
+            lanes->keep_low = MIN(lanes->keep_low, r->keep_low);
+            lanes->keep_high = MAX(lanes->keep_high, r->keep_high);
+        }
+    }
+}
+
+/* ----------------------------------------------------------------- Bits -- */
+
+/* Bits [begin, end) of a word that stands for keys first .. first + 63. */
+static uint64_t interval_bits(int64_t begin, int64_t end, int64_t first)
+{
+    uint64_t below_end, below_begin;
+
+    begin = MAX(MIN(begin - first, 64), 0);
+    end = MAX(MIN(end - first, 64), 0);
+    if (begin >= end)
+        return 0;
+    below_end = end == 64 ? UINT64_MAX : ((uint64_t)1 << end) - 1;
+    below_begin = begin == 64 ? UINT64_MAX : ((uint64_t)1 << begin) - 1;
+    return below_end & ~below_begin;
+}
+
+/* Bit t = (byte t is not 0), for n <= 64 adjacent bytes. */
+static uint64_t nonzero_bits(const unsigned char *bytes, int64_t n)
+{
+    uint64_t bits = 0;
+    int64_t t = 0;
+
+#if defined(__SSE2__)
+    for (; t + 16 <= n; t += 16) {
+        __m128i x = _mm_loadu_si128((const __m128i *)(const void *)(bytes + t));
+        unsigned zero =
+            (unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(x, _mm_setzero_si128()));
+        bits |= (uint64_t)(zero ^ 0xffffu) << t;
+    }
+#endif
+    for (; t < n; t++)
+        bits |= (uint64_t)(bytes[t] != 0) << t;
+    return bits;
+}
+
+/* Bit t = (number t is not -inf), for n <= 64 numbers `stride` bytes apart. */
+static uint64_t not_neg_inf_bits(const unsigned char *data, int64_t stride,
+                                 int64_t n, attn_dtype dtype)
+{
+    uint64_t bits = 0;
+
+    for (int64_t t = 0; t < n; t++, data += stride) {
+        if (dtype == ATTN_F32) {
+            float x;
+            memcpy(&x, data, sizeof x);
+            bits |= (uint64_t) !(x < -3.402823466e38f) << t;
+        } else {
+            double x;
+            memcpy(&x, data, sizeof x);
+            bits |= (uint64_t) !(x < -1.7976931348623157e308) << t;
+        }
+    }
+    return bits;
+}
+
+static uint64_t mask_bits(const attn__mask_view *m, const unsigned char *row,
+                          int64_t n, attn_dtype dtype)
+{
+    uint64_t all = interval_bits(0, n, 0);
+    uint64_t bits = 0;
+    int64_t stride = m->stride[3];
+
+    if (stride == 0) {
+        bits = m->kind == ATTN_MASK_ADD ? not_neg_inf_bits(row, 0, 1, dtype)
+                                        : (uint64_t)(*row != 0);
+        bits = bits ? all : 0;
+    } else if (m->kind == ATTN_MASK_ADD) {
+        bits = not_neg_inf_bits(row, stride, n, dtype);
+    } else if (stride == 1) {
+        bits = nonzero_bits(row, n);
+    } else {
+        for (int64_t t = 0; t < n; t++)
+            bits |= (uint64_t)(row[t * stride] != 0) << t;
+    }
+    return m->kind == ATTN_MASK_DROP ? ~bits & all : bits;
+}
+
+static const unsigned char *mask_row(const attn__mask_view *m,
+                                     const attn__sequence *s,
+                                     const attn__lanes *lanes, int64_t lane,
+                                     int64_t key)
+{
+    return m->data + s->b * m->stride[0] + lanes->head[lane] * m->stride[1] +
+           lanes->i[lane] * m->stride[2] + key * m->stride[3];
+}
+
+/* ANDs one mask into the bits of every lane. */
+static void and_mask(attn__tile_bits *bits, const attn__mask_view *m,
+                     const attn__sequence *s, const attn__lanes *lanes,
+                     int64_t key, int64_t keys, attn_dtype dtype)
+{
+    uint64_t words[ATTN__KEY_WORDS] = {0};
+    const unsigned char *known = NULL;
+    int64_t num_words = attn__ceil_div(keys, 64);
+
+    for (int64_t l = 0; l < lanes->n; l++) {
+        const unsigned char *row = mask_row(m, s, lanes, l, key);
+        if (row != known)
+            for (int64_t w = 0; w < num_words; w++)
+                words[w] = mask_bits(m, row + 64 * w * m->stride[3],
+                                     MIN(keys - 64 * w, 64), dtype);
+        known = row;
+        for (int64_t w = 0; w < num_words; w++)
+            bits->by_lane[l][w] &= words[w];
+    }
+}
+
+/* Transposes a 64 x 64 matrix of bits: swaps quarters, then quarters of
+ * quarters, and so on. */
+static void transpose_64(uint64_t x[64])
+{
+    uint64_t keep = 0x00000000ffffffff;
+
+    for (int step = 32; step > 0; step /= 2, keep ^= keep << step)
+        for (int a = 0; a < 64; a = (a + step + 1) & ~step) {
+            uint64_t swap = ((x[a] >> step) ^ x[a + step]) & keep;
+            x[a] ^= swap << step;
+            x[a + step] ^= swap;
+        }
+}
+
+static void bits_by_key(attn__tile_bits *bits, int64_t lanes, int64_t keys)
+{
+    for (int64_t lane = 0; lane < lanes; lane += 64)
+        for (int64_t w = 0; 64 * w < keys; w++) {
+            uint64_t block[64];
+            for (int64_t a = 0; a < 64; a++)
+                block[a] =
+                    lane + a < lanes ? bits->by_lane[lane + a][w] : UINT64_MAX;
+            transpose_64(block);
+            for (int64_t a = 0; a < 64 && 64 * w + a < keys; a++)
+                bits->by_key[64 * w + a][lane / 64] = block[a];
+        }
+}
+
+/* Bits of the rules without memory. */
+static void range_bits(attn__tile_bits *bits, const attn__lanes *lanes,
+                       int64_t key, int64_t keys)
+{
+    for (int64_t l = 0; l < lanes->n; l++) {
+        const attn__range *r = &lanes->range[l];
+        for (int64_t w = 0; 64 * w < keys; w++) {
+            int64_t first = key + 64 * w;
+            uint64_t x = interval_bits(key, key + keys, first);
+            if (lanes->bounded)
+                x &= interval_bits(r->low, r->high, first) |
+                     interval_bits(r->keep_low, r->keep_high, first);
+            bits->by_lane[l][w] = x;
+        }
+    }
+}
+
+static attn__tile_state state_of(const attn__tile_bits *bits, int64_t lanes,
+                                 int64_t keys)
+{
+    uint64_t any = 0, missing = 0;
+
+    for (int64_t l = 0; l < lanes; l++)
+        for (int64_t w = 0; 64 * w < keys; w++) {
+            any |= bits->by_lane[l][w];
+            missing |= bits->by_lane[l][w] ^ interval_bits(0, keys, 64 * w);
+        }
+    if (!any)
+        return ATTN__TILE_EMPTY;
+    return missing ? ATTN__TILE_MIXED : ATTN__TILE_FULL;
+}
+
+attn__tile_state attn__tile_visibility(attn__tile_bits *bits,
+                                       const attn__visibility *v,
+                                       const attn__sequence *s,
+                                       const attn__lanes *lanes, int64_t key,
+                                       int64_t keys, attn_dtype dtype)
+{
+    bool inside = key >= lanes->all_low && key + keys <= lanes->all_high;
+    attn__tile_state state;
+
+    ASSERT(keys > 0 && keys <= ATTN__MAX_KEYS);
+    if (inside && v->num_masks == 0)
+        return ATTN__TILE_FULL;
+    range_bits(bits, lanes, key, keys);
+    for (int32_t m = 0; m < v->num_masks; m++)
+        and_mask(bits, &v->masks[m], s, lanes, key, keys, dtype);
+    state = state_of(bits, lanes->n, keys);
+    if (state == ATTN__TILE_MIXED)
+        bits_by_key(bits, lanes->n, keys);
+    return state;
+}
+
+/* ----------------------------------------------------------- Validation -- */
+
+static attn_status check_mask(const char *call, const char *name,
+                              const attn_mask *mask, attn_dtype dtype,
+                              const int64_t shape[4], attn__mask_view *view)
+{
+    static const char *const letters[] = {"B", "Hq", "Tq", "Tk"};
+    const attn_tensor *t = &mask->view;
+    int64_t bytes;
+    attn_status status;
+
+    if (mask->kind < ATTN_MASK_KEEP || mask->kind > ATTN_MASK_ADD)
+        return attn__fail(ATTN_ERR_VALUE,
+                          "%s: %s.kind is %" PRId32 "; it must be named: "
+                          "ATTN_MASK_KEEP (1), ATTN_MASK_DROP (2) or "
+                          "ATTN_MASK_ADD (3)",
+                          call, name, mask->kind);
+    if (mask->reserved != 0)
+        return attn__fail(ATTN_ERR_UNSUPPORTED,
+                          "%s: %s.reserved is %" PRId32 "; it must be 0", call,
+                          name, mask->reserved);
+    status = attn__check_tensor(call, name, t,
+                                mask->kind == ATTN_MASK_ADD ? dtype : ATTN_U8);
+    if (status)
+        return status;
+    bytes = (int64_t)attn__dtype_bytes(t->dtype);
+    for (int a = 0; a < 4; a++) {
+        if (t->shape[a] != shape[a] && t->shape[a] != 1)
+            return attn__fail(ATTN_ERR_SHAPE,
+                              "%s: %s has shape[%d] = %" PRId64
+                              "; it must be %s = %" PRId64 " or 1 (broadcast)",
+                              call, name, a, t->shape[a], letters[a], shape[a]);
+        view->stride[a] = t->shape[a] == 1 ? 0 : t->stride[a] * bytes;
+    }
+    view->data = t->data;
+    view->kind = mask->kind;
+    return ATTN_OK;
+}
+
+attn_status attn__check_masks(const char *call, const char *name,
+                              const attn_mask *masks, int32_t num_masks,
+                              attn_dtype dtype, const int64_t shape[4],
+                              attn__visibility *v)
+{
+    char indexed[40];
+
+    if (num_masks < 0 || num_masks > ATTN_MAX_MASKS)
+        return attn__fail(ATTN_ERR_VALUE,
+                          "%s: num_masks is %" PRId32 "; it must be in [0, %d]",
+                          call, num_masks, ATTN_MAX_MASKS);
+    if (num_masks > 0 && !masks)
+        return attn__fail(ATTN_ERR_NULL,
+                          "%s: %s is NULL, but num_masks is %" PRId32, call,
+                          name, num_masks);
+    if (num_masks == 0 && masks)
+        return attn__fail(ATTN_ERR_VALUE,
+                          "%s: %s is not NULL, but num_masks is 0; say how "
+                          "many there are",
+                          call, name);
+    for (int32_t m = 0; m < num_masks; m++) {
+        attn_status status;
+        (void)snprintf(indexed, sizeof indexed, "%.20s[%" PRId32 "]", name, m);
+        status =
+            check_mask(call, indexed, &masks[m], dtype, shape, &v->masks[m]);
+        if (status)
+            return status;
+        v->num_add += masks[m].kind == ATTN_MASK_ADD;
+    }
+    v->num_masks = num_masks;
+    return ATTN_OK;
+}
+
+attn_status attn_mask_init(attn_mask *mask, int32_t kind, attn_dtype dtype,
+                           const void *data, int64_t batch, int64_t heads,
+                           int64_t q_len, int64_t kv_len)
+{
+    static const char call[] = "attn_mask_init";
+    attn_mask made = {0};
+    attn_status status;
+
+    if (!mask)
+        return attn__fail(ATTN_ERR_NULL, "%s: mask is NULL", call);
+    if (kind < ATTN_MASK_KEEP || kind > ATTN_MASK_ADD)
+        return attn__fail(ATTN_ERR_VALUE,
+                          "%s: kind is %" PRId32 "; it must be ATTN_MASK_KEEP "
+                          "(1), ATTN_MASK_DROP (2) or ATTN_MASK_ADD (3)",
+                          call, kind);
+    if (kind == ATTN_MASK_ADD ? dtype != ATTN_F32 && dtype != ATTN_F64
+                              : dtype != ATTN_U8)
+        return attn__fail(ATTN_ERR_TYPE,
+                          "%s: dtype is %" PRId32 "; KEEP and DROP masks are "
+                          "U8 (3), ADD masks F32 (1) or F64 (2)",
+                          call, dtype);
+    status =
+        attn_view_bhtd(&made.view, dtype, data, batch, heads, q_len, kv_len);
+    if (status == ATTN_ERR_NULL)
+        return attn__fail(status, "%s: data is NULL, but no size is 0", call);
+    if (status)
+        return attn__fail(status,
+                          "%s: sizes (%" PRId64 ",%" PRId64 ",%" PRId64
+                          ",%" PRId64 ") are negative or multiply to more than "
+                          "2^63-1",
+                          call, batch, heads, q_len, kv_len);
+    made.kind = kind;
+    *mask = made;
+    return ATTN_OK;
+}
+
+/* ---------------------------------------------------- Builders and apply -- */
+
+static attn_status check_built(const char *call, const attn_mask *mask)
+{
+    attn_status status;
+
+    if (!mask)
+        return attn__fail(ATTN_ERR_NULL, "%s: mask is NULL", call);
+    if (mask->kind < ATTN_MASK_KEEP || mask->kind > ATTN_MASK_ADD)
+        return attn__fail(ATTN_ERR_VALUE,
+                          "%s: mask.kind is %" PRId32
+                          "; it must be ATTN_MASK_KEEP (1), "
+                          "ATTN_MASK_DROP (2) or ATTN_MASK_ADD (3)",
+                          call, mask->kind);
+    if (mask->reserved != 0)
+        return attn__fail(ATTN_ERR_UNSUPPORTED,
+                          "%s: mask.reserved is %" PRId32 "; it must be 0",
+                          call, mask->reserved);
+    status = attn__check_tensor(call, "mask.view", &mask->view,
+                                mask->kind == ATTN_MASK_ADD ? 0 : ATTN_U8);
+    if (status)
+        return status;
+    return attn__check_places(call, "mask.view", &mask->view);
+}
+
+static void write_entry(const attn_mask *mask, unsigned char *at, bool visible)
+{
+    if (mask->kind == ATTN_MASK_KEEP) {
+        *at = visible;
+    } else if (mask->kind == ATTN_MASK_DROP) {
+        *at = !visible;
+    } else if (mask->view.dtype == ATTN_F32) {
+        const float x = visible ? 0.0f : -__builtin_inff();
+        memcpy(at, &x, sizeof x);
+    } else {
+        const double x = visible ? 0.0 : -__builtin_inf();
+        memcpy(at, &x, sizeof x);
+    }
+}
+
+/* Writes the mask so that exactly the keys of each query's range are visible.
+ * kv_lens NULL: rules alone. */
+static void fill(const attn_mask *mask, const attn__visibility *v,
+                 int64_t offset, const int64_t *kv_lens)
+{
+    const attn_tensor *t = &mask->view;
+    int64_t bytes = (int64_t)attn__dtype_bytes(t->dtype);
+
+    for (int64_t b = 0; b < t->shape[0]; b++) {
+        attn__sequence s = {.b = b, .q_len = t->shape[2], .offset = offset};
+        s.kv_len = kv_lens ? kv_lens[b] : t->shape[3];
+        for (int64_t h = 0; h < t->shape[1]; h++)
+            for (int64_t i = 0; i < t->shape[2]; i++) {
+                attn__range r = query_range(v, &s, i);
+                unsigned char *row =
+                    (unsigned char *)t->data +
+                    bytes * (b * t->stride[0] + h * t->stride[1] +
+                             i * t->stride[2]);
+                for (int64_t j = 0; j < t->shape[3]; j++)
+                    write_entry(mask, row + bytes * j * t->stride[3],
+                                j >= r.low && j < r.high);
+            }
+    }
+}
+
+attn_status attn_mask_causal(const attn_mask *mask, int64_t offset)
+{
+    attn__visibility v = {.causal = true};
+    attn_status status = check_built("attn_mask_causal", mask);
+
+    if (!status)
+        fill(mask, &v, offset, NULL);
+    return status;
+}
+
+attn_status attn_mask_window(const attn_mask *mask, int64_t offset,
+                             int64_t left, int64_t right)
+{
+    attn__visibility v = {.window = true, .left = left, .right = right};
+    attn_status status = check_built("attn_mask_window", mask);
+
+    if (!status && (left < -1 || right < -1))
+        status = attn__fail(ATTN_ERR_VALUE,
+                            "attn_mask_window: left is %" PRId64
+                            ", right is %" PRId64
+                            "; bounds are >= 0, or -1 for unbounded",
+                            left, right);
+    if (!status)
+        fill(mask, &v, offset, NULL);
+    return status;
+}
+
+attn_status attn_mask_padding(const attn_mask *mask, const int64_t *kv_lens)
+{
+    static const char call[] = "attn_mask_padding";
+    attn__visibility v = {0};
+    attn_status status = check_built(call, mask);
+
+    if (status)
+        return status;
+    if (!kv_lens && mask->view.shape[0] > 0)
+        return attn__fail(ATTN_ERR_NULL, "%s: kv_lens is NULL", call);
+    for (int64_t b = 0; b < mask->view.shape[0]; b++)
+        if (kv_lens[b] < 0 || kv_lens[b] > mask->view.shape[3])
+            return attn__fail(ATTN_ERR_VALUE,
+                              "%s: kv_lens[%" PRId64 "] is %" PRId64
+                              "; it must be in [0, %" PRId64
+                              "], the keys of the mask",
+                              call, b, kv_lens[b], mask->view.shape[3]);
+    fill(mask, &v, 0, kv_lens);
+    return ATTN_OK;
+}
+
+#include "real_f32.h"
+#include "mask_tmpl.h"
+#include "real_f64.h"
+#include "mask_tmpl.h"
+
+attn_status attn_mask_apply(const attn_mask *masks, int32_t num_masks,
+                            const attn_tensor *scores)
+{
+    static const char call[] = "attn_mask_apply";
+    attn__visibility v = {0};
+    attn_status status = attn__check_tensor(call, "scores", scores, 0);
+
+    if (!status)
+        status = attn__check_places(call, "scores", scores);
+    if (!status)
+        status = attn__check_masks(call, "masks", masks, num_masks,
+                                   scores->dtype, scores->shape, &v);
+    for (int32_t m = 0; m < num_masks && !status; m++)
+        status = attn__check_overlap(call, "scores", scores, "a mask",
+                                     &masks[m].view, false);
+    if (status)
+        return status;
+    if (scores->dtype == ATTN_F32)
+        attn__mask_apply_f32(&v, scores);
+    else
+        attn__mask_apply_f64(&v, scores);
+    return ATTN_OK;
+}

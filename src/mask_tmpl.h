@@ -1,0 +1,72 @@
+/* Template of what masks do to scores; needs the real vocabulary. */
+
+/* The rows of an ADD mask for these lanes, keys adjacent: as they are, or
+ * gathered. */
+static void XI(mask_rows)(const attn__mask_view *m, const attn__sequence *s,
+                          const attn__lanes *lanes, int64_t key, int64_t keys,
+                          R *gather, const R **rows)
+{
+    for (int64_t l = 0; l < lanes->n; l++) {
+        const unsigned char *row = mask_row(m, s, lanes, l, key);
+        if (m->stride[3] == (int64_t)sizeof(R)) {
+            rows[l] = (const R *)(const void *)row;
+            continue;
+        }
+        for (int64_t j = 0; j < keys; j++)
+            memcpy(&gather[l * keys + j], row + j * m->stride[3], sizeof(R));
+        rows[l] = gather + l * keys;
+    }
+}
+
+void XI(mask_tile)(R *s, int64_t ld, int64_t keys, int64_t padded_lanes,
+                   const attn__tile_bits *bits, attn__tile_state state,
+                   const attn__visibility *v, const attn__sequence *seq,
+                   const attn__lanes *lanes, int64_t key, R *gather)
+{
+    const R *rows[ATTN__MAX_LANES];
+
+    for (int32_t m = 0; m < v->num_masks && v->num_add > 0; m++) {
+        if (v->masks[m].kind != ATTN_MASK_ADD)
+            continue;
+        XI(mask_rows)(&v->masks[m], seq, lanes, key, keys, gather, rows);
+        XI(kernels_get)()->add_rows(s, ld, keys, padded_lanes, rows, lanes->n);
+    }
+    if (state == ATTN__TILE_MIXED)
+        XI(kernels_get)()->hide(s, ld, keys, padded_lanes, bits->by_key[0]);
+}
+
+/* One score with all masks; the scalar form of the above. */
+static R XI(masked)(const attn__visibility *v, R x, int64_t b, int64_t h,
+                    int64_t i, int64_t j)
+{
+    for (int32_t m = 0; m < v->num_masks; m++) {
+        const attn__mask_view *view = &v->masks[m];
+        const unsigned char *at = view->data + b * view->stride[0] +
+                                  h * view->stride[1] + i * view->stride[2] +
+                                  j * view->stride[3];
+        if (!(mask_bits(view, at, 1, R_DTYPE) & 1))
+            return R_NEG_INF;
+        if (view->kind == ATTN_MASK_ADD) {
+            R bias, sum;
+            memcpy(&bias, at, sizeof bias);
+            sum = x + bias;
+            if (x >= -R_MAX && bias >= -R_MAX && sum < -R_MAX)
+                sum = -R_MAX; /* a finite score is not a hidden one */
+            x = sum;
+        }
+    }
+    return x;
+}
+
+static void XI(mask_apply)(const attn__visibility *v, const attn_tensor *t)
+{
+    for (int64_t b = 0; b < t->shape[0]; b++)
+        for (int64_t h = 0; h < t->shape[1]; h++)
+            for (int64_t i = 0; i < t->shape[2]; i++) {
+                R *row = (R *)t->data + b * t->stride[0] + h * t->stride[1] +
+                         i * t->stride[2];
+                for (int64_t j = 0; j < t->shape[3]; j++)
+                    row[j * t->stride[3]] =
+                        XI(masked)(v, row[j * t->stride[3]], b, h, i, j);
+            }
+}

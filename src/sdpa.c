@@ -1,0 +1,479 @@
+/*
+ * Scaled dot-product attention: the list of tasks, and the public calls.
+ *
+ * A task is a block of queries of one sequence and one key/value head: the G
+ * heads of a group times some positions, one lane each (sdpa_tmpl.h computes
+ * it). Tasks are independent; their edges depend on the shape and the BLAS
+ * only, never on the number of threads or on the rest of the batch, so neither
+ * do results. Blocks with the most keys under causal rules come first.
+ *
+ * Where a sequence has too few tasks for many threads but many keys (decoding,
+ * short prompts over a long cache), the tiles of a block are divided into
+ * splits, each a task of its own that leaves a partial result (output, maximum
+ * and sum per lane), and partial results are merged in the order of the keys.
+ */
+#include "attn_internal.h"
+
+#include "sdpa.h"
+
+#include "check.h"
+#include "status.h"
+
+#include <string.h>
+
+/* A sequence whose heads and blocks make this many tasks is not split. */
+#define ENOUGH_TASKS 16
+/* Splits aim at this many tasks, */
+#define WANTED_TASKS 32
+/* none with fewer keys than this: two products of 64 x 1024 x 64 take 80
+ * microseconds on a core of 100 GFLOP/s, merging takes one. */
+#define SPLIT_KEYS 1024
+/* Partial results kept at a time: the most that one sequence has,
+ * ENOUGH_TASKS - 1 + WANTED_TASKS, and room to join some sequences. */
+#define MAX_PARTIALS 64
+
+/* Lanes are padded to the widest vector. */
+static int64_t lane_step(attn_dtype dtype)
+{
+    return dtype == ATTN_F32 ? ATTN__LANES_F32 : ATTN__LANES_F64;
+}
+
+/*
+ * How a sequence is cut. A block holds whole queries, all heads of the group,
+ * if they fit into the lanes of a tile; else one query and a part of its heads.
+ */
+typedef struct cut {
+    int64_t queries;     /* of a block */
+    int64_t heads;       /* of a block */
+    int64_t head_blocks; /* per query */
+    int64_t blocks;      /* per key/value head */
+    int64_t splits;      /* of the keys, per block */
+} cut;
+
+static cut cut_sequence(const attn__sdpa *p, const attn__sequence *s)
+{
+    cut c;
+    int64_t blocks;
+
+    c.queries = MAX(p->tile.lanes / MAX(p->group, 1), 1);
+    c.head_blocks = attn__ceil_div(p->group, p->tile.lanes);
+    c.heads = attn__ceil_div(p->group, MAX(c.head_blocks, 1));
+    c.blocks = attn__ceil_div(s->q_len, c.queries) * c.head_blocks;
+    c.splits = 1;
+    blocks = p->kv_heads * c.blocks;
+    if (blocks > 0 && blocks < ENOUGH_TASKS && s->kv_len >= 2 * SPLIT_KEYS)
+        c.splits =
+            MIN(attn__ceil_div(WANTED_TASKS, blocks), s->kv_len / SPLIT_KEYS);
+    return c;
+}
+
+/* One task, found from its number. */
+typedef struct task {
+    attn__sequence s;
+    int64_t q_row, kv_row; /* where it starts in q and out, k and v */
+    cut c;
+    int64_t g, block, split;
+    int64_t number; /* among the partial results of its wave */
+} task;
+
+/* A run of the engine: the problem, its scratch memory, and the tasks at hand.
+ */
+typedef struct run {
+    const attn__sdpa *p;
+    int64_t *first_task;    /* [batch + 1]: of each sequence, splits counted */
+    unsigned char *workers; /* scratch memory of each worker */
+    size_t worker_bytes;
+    void *partials; /* MAX_PARTIALS results, if any sequence may be split */
+    void *stats;    /* maximum and 1/sum of each row, if weights are wanted */
+    int64_t wave_start; /* number of the first task of this wave */
+} run;
+
+/* The sequence that task t belongs to: the last with first_task <= t. */
+static int64_t find_sequence(const run *r, int64_t t)
+{
+    int64_t low = 0, high = r->p->batch;
+
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (r->first_task[middle] <= t)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static task find_task(const run *r, int64_t t)
+{
+    int64_t b = find_sequence(r, t);
+    task k;
+
+    k.s = attn__sdpa_sequence(r->p, b, &k.q_row, &k.kv_row);
+    k.c = cut_sequence(r->p, &k.s);
+    k.number = t - r->wave_start;
+    t -= r->first_task[b];
+    k.split = t % k.c.splits;
+    t /= k.c.splits;
+    /* The last queries see the most keys. */
+    k.block = k.c.blocks - 1 - t % k.c.blocks;
+    k.g = t / k.c.blocks;
+    return k;
+}
+
+/* Elements of a partial result: output, maximum, sum, and whether seen. */
+static int64_t partial_elements(const attn__sdpa *p, int64_t lanes)
+{
+    return (p->v_width + 3) * lanes;
+}
+
+static int64_t most_lanes(const attn__sdpa *p)
+{
+    int64_t step = lane_step(p->q.dtype);
+    int64_t rows;
+
+    /* Of every smaller problem: the group may be larger there. */
+    if (!attn__mul_i64(p->heads, p->q_len, &rows))
+        return p->tile.lanes;
+    return MIN(attn__round_up(MIN(rows, p->tile.lanes), step), p->tile.lanes);
+}
+
+static bool may_split(const attn__sdpa *p)
+{
+    return p->kv_len >= 2 * SPLIT_KEYS;
+}
+
+/* Writes zeros to a row of n elements, `stride` apart. */
+static void zero_row(unsigned char *row, int64_t n, int64_t stride,
+                     int64_t bytes)
+{
+    if (stride == 1)
+        memset(row, 0, (size_t)(n * bytes));
+    else
+        for (int64_t e = 0; e < n; e++)
+            memset(row + e * stride * bytes, 0, (size_t)bytes);
+}
+
+static void zero_rows(const attn_tensor *t, int64_t b, int64_t first,
+                      int64_t rows)
+{
+    int64_t bytes = (int64_t)attn__dtype_bytes(t->dtype);
+
+    for (int64_t h = 0; h < t->shape[1]; h++)
+        for (int64_t i = first; i < rows; i++)
+            zero_row((unsigned char *)t->data +
+                         bytes * (b * t->stride[0] + h * t->stride[1] +
+                                  i * t->stride[2]),
+                     t->shape[3], t->stride[3], bytes);
+}
+
+#include "real_f32.h"
+#include "sdpa_tmpl.h"
+#include "real_f64.h"
+#include "sdpa_tmpl.h"
+
+/* ---------------------------------------------------------------- Layout -- */
+
+static size_t worker_bytes(const attn__sdpa *p)
+{
+    attn__bump bump = {NULL, 0};
+
+    if (p->q.dtype == ATTN_F32)
+        (void)attn__cut_worker_f32(p, &bump);
+    else
+        (void)attn__cut_worker_f64(p, &bump);
+    return bump.bytes;
+}
+
+/* Cuts (or, with base NULL, measures) the scratch memory of a run. */
+static run cut_run(const attn__sdpa *p, attn__bump *bump)
+{
+    run r = {.p = p};
+    size_t size = attn__dtype_bytes(p->q.dtype);
+    int64_t rows;
+
+    r.worker_bytes = worker_bytes(p);
+    r.first_task = attn__bump_take(bump, p->batch + 1, sizeof(int64_t));
+    r.workers = attn__bump_take(bump, p->threads, r.worker_bytes);
+    if (may_split(p))
+        r.partials = attn__bump_take(
+            bump, MAX_PARTIALS * partial_elements(p, most_lanes(p)), size);
+    if (p->wants_weights || p->wants_mean) {
+        rows = p->q.shape[0] * p->heads * p->q.shape[2];
+        r.stats = attn__bump_take(bump, rows, 2 * size);
+    }
+    return r;
+}
+
+size_t attn__sdpa_bytes(const attn__sdpa *p)
+{
+    attn__bump bump = {NULL, 0};
+
+    (void)cut_run(p, &bump);
+    return bump.bytes;
+}
+
+/* ------------------------------------------------------------------ Run -- */
+
+/* Rows at and beyond a sequence's queries: zeros, and -inf for the LSE. */
+static void write_absent_rows(const attn__sdpa *p)
+{
+    for (int64_t b = 0; b < p->batch; b++) {
+        int64_t q_row, kv_row;
+        attn__sequence s = attn__sdpa_sequence(p, b, &q_row, &kv_row);
+        if (s.q_len == p->q_len)
+            continue;
+        if (!p->cu_q) {
+            zero_rows(&p->out, b, s.q_len, p->q_len);
+            if (p->wants_lse && p->q.dtype == ATTN_F32)
+                attn__empty_lse_f32(p, b, s.q_len);
+            else if (p->wants_lse)
+                attn__empty_lse_f64(p, b, s.q_len);
+        }
+        if (p->wants_weights)
+            zero_rows(&p->weights, b, s.q_len, p->q_len);
+        if (p->wants_mean)
+            zero_rows(&p->weights_mean, b, s.q_len, p->q_len);
+    }
+}
+
+static void count_tasks(run *r)
+{
+    r->first_task[0] = 0;
+    for (int64_t b = 0; b < r->p->batch; b++) {
+        int64_t q_row, kv_row;
+        attn__sequence s = attn__sdpa_sequence(r->p, b, &q_row, &kv_row);
+        cut c = cut_sequence(r->p, &s);
+        r->first_task[b + 1] =
+            r->first_task[b] + r->p->kv_heads * c.blocks * c.splits;
+    }
+}
+
+/* The end of the wave that starts with sequence b: all that is left if nothing
+ * is split, else as many sequences as there is room for partial results. */
+static int64_t wave_end(const run *r, int64_t b)
+{
+    int64_t end = b + 1;
+
+    if (!r->partials)
+        return r->p->batch;
+    while (end < r->p->batch &&
+           r->first_task[end + 1] - r->first_task[b] <= MAX_PARTIALS)
+        end++;
+    return end;
+}
+
+static void run_all(const attn__executor *executor, run *r,
+                    attn__body_fn compute, attn__body_fn merge,
+                    attn__body_fn weights)
+{
+    const attn__sdpa *p = r->p;
+    attn__executor e = *executor;
+
+    e.num_threads = p->threads;
+    for (int64_t b = 0; b < p->batch;) {
+        int64_t end = wave_end(r, b);
+        int64_t tasks = r->first_task[end] - r->first_task[b];
+        r->wave_start = r->first_task[b];
+        attn__parallel_for(&e, tasks, compute, r);
+        if (r->partials)
+            attn__parallel_for(&e, tasks, merge, r);
+        b = end;
+    }
+    r->wave_start = 0;
+    if (p->wants_weights || p->wants_mean)
+        attn__parallel_for(&e, r->first_task[p->batch], weights, r);
+}
+
+void attn__sdpa_run(const attn__executor *executor, const attn__sdpa *p,
+                    void *work)
+{
+    attn__bump bump = {work, 0};
+    run r;
+
+    if (p->batch == 0 || p->heads == 0)
+        return;
+    r = cut_run(p, &bump);
+    write_absent_rows(p);
+    count_tasks(&r);
+    if (p->q.dtype == ATTN_F32)
+        run_all(executor, &r, attn__compute_task_f32, attn__merge_task_f32,
+                attn__weights_task_f32);
+    else
+        run_all(executor, &r, attn__compute_task_f64, attn__merge_task_f64,
+                attn__weights_task_f64);
+}
+
+/* ---------------------------------------------------------------- Public -- */
+
+static attn_status prepare(const char *call, const attn_context *context,
+                           const attn_sdpa_params *params, const attn_tensor *q,
+                           const attn_tensor *k, const attn_tensor *v,
+                           const attn_tensor *out, attn__sdpa *p)
+{
+    attn_status status =
+        attn__sdpa_prepare(call, context, params, q, k, v, out, p);
+
+    return status ? status : attn__sdpa_check_overlaps(call, p, &p->out, true);
+}
+
+attn_status attn_sdpa_check(const attn_context *context,
+                            const attn_sdpa_params *params,
+                            const attn_tensor *q, const attn_tensor *k,
+                            const attn_tensor *v, const attn_tensor *out)
+{
+    attn__sdpa p;
+
+    return prepare("attn_sdpa_check", context, params, q, k, v, out, &p);
+}
+
+static attn_status fail_too_large(const char *call)
+{
+    return attn__fail(ATTN_ERR_SIZE,
+                      "%s: the scratch memory for these sizes cannot be "
+                      "addressed",
+                      call);
+}
+
+attn_status attn_sdpa_workspace(const attn_context *context,
+                                const attn_sdpa_params *params,
+                                const attn_tensor *q, const attn_tensor *k,
+                                const attn_tensor *v, const attn_tensor *out,
+                                size_t *bytes, size_t *alignment)
+{
+    static const char call[] = "attn_sdpa_workspace";
+    attn__sdpa p;
+    attn_status status;
+    size_t needed;
+
+    if (!bytes || !alignment)
+        return attn__fail(ATTN_ERR_NULL, "%s: %s is NULL", call,
+                          bytes ? "alignment" : "bytes");
+    status = prepare(call, context, params, q, k, v, out, &p);
+    if (status)
+        return status;
+    needed = attn__sdpa_bytes(&p);
+    if (needed == SIZE_MAX)
+        return fail_too_large(call);
+    *bytes = needed;
+    *alignment = ATTN__ALIGNMENT;
+    return ATTN_OK;
+}
+
+attn_status attn_sdpa_work(const attn_context *context,
+                           const attn_sdpa_params *params, const attn_tensor *q,
+                           const attn_tensor *k, const attn_tensor *v,
+                           const attn_tensor *out, void *work,
+                           size_t work_bytes)
+{
+    static const char call[] = "attn_sdpa_work";
+    attn__sdpa p;
+    attn_status status = prepare(call, context, params, q, k, v, out, &p);
+
+    if (!status)
+        status = attn__check_work(call, &p, &p.out, work, work_bytes,
+                                  attn__sdpa_bytes(&p));
+    if (status)
+        return status;
+    attn__sdpa_run(&attn__context(context)->executor, &p, work);
+    return ATTN_OK;
+}
+
+/* The allocating call, under the name the caller knows it by. */
+static attn_status sdpa(const char *call, const attn_context *context,
+                        const attn_sdpa_params *params, const attn_tensor *q,
+                        const attn_tensor *k, const attn_tensor *v,
+                        const attn_tensor *out)
+{
+    attn__sdpa p;
+    void *work;
+    size_t bytes;
+    attn_status status = prepare(call, context, params, q, k, v, out, &p);
+
+    if (status)
+        return status;
+    bytes = attn__sdpa_bytes(&p);
+    if (bytes == SIZE_MAX)
+        return fail_too_large(call);
+    context = attn__context(context);
+    work = attn__scratch_take(context, bytes);
+    if (!work)
+        return attn__fail(ATTN_ERR_NOMEM,
+                          "%s: no memory for %zu bytes of scratch", call,
+                          bytes);
+    attn__sdpa_run(&context->executor, &p, work);
+    attn__scratch_give(context, work);
+    return ATTN_OK;
+}
+
+attn_status attn_sdpa(const attn_context *context,
+                      const attn_sdpa_params *params, const attn_tensor *q,
+                      const attn_tensor *k, const attn_tensor *v,
+                      const attn_tensor *out)
+{
+    return sdpa("attn_sdpa", context, params, q, k, v, out);
+}
+
+/* The flat calls: contiguous arrays. */
+static attn_status flat(const char *call, attn_dtype dtype,
+                        const int64_t sizes[6], const void *q, const void *k,
+                        const void *v, void *out, int32_t causal_align)
+{
+    static const char *const names[] = {"batch", "heads",  "kv_heads",
+                                        "q_len", "kv_len", "width"};
+    attn_sdpa_params params = ATTN_SDPA_PARAMS_INIT;
+    static const char *const arrays[] = {"q", "k", "v", "out"};
+    const void *inputs[] = {q, k, v};
+    attn_tensor tensors[4];
+
+    for (int a = 0; a < 6; a++)
+        if (sizes[a] < 0)
+            return attn__fail(ATTN_ERR_SIZE,
+                              "%s: %s is %lld; sizes must not be negative",
+                              call, names[a], (long long)sizes[a]);
+    for (int a = 0; a < 4; a++) {
+        bool of_keys = a == 1 || a == 2;
+        attn_status status = attn_view_bhtd(
+            &tensors[a], dtype, a == 3 ? out : inputs[a], sizes[0],
+            sizes[of_keys ? 2 : 1], sizes[of_keys ? 4 : 3], sizes[5]);
+        if (status == ATTN_ERR_NULL)
+            return attn__fail(status, "%s: %s is NULL", call, arrays[a]);
+        if (status)
+            return attn__fail(status,
+                              "%s: the sizes of %s multiply to more than "
+                              "2^63-1 elements",
+                              call, arrays[a]);
+    }
+    if (causal_align != 0 && causal_align != ATTN_ALIGN_TOP_LEFT &&
+        causal_align != ATTN_ALIGN_BOTTOM_RIGHT)
+        return attn__fail(ATTN_ERR_VALUE,
+                          "%s: causal_align is %d; it must be 0 (not causal), "
+                          "ATTN_ALIGN_TOP_LEFT (1) or ATTN_ALIGN_BOTTOM_RIGHT "
+                          "(2)",
+                          call, (int)causal_align);
+    params.causal = causal_align != 0;
+    params.align = causal_align;
+    return sdpa(call, NULL, &params, &tensors[0], &tensors[1], &tensors[2],
+                &tensors[3]);
+}
+
+attn_status attn_sdpa_f32(int64_t batch, int64_t heads, int64_t kv_heads,
+                          int64_t q_len, int64_t kv_len, int64_t width,
+                          const float *q, const float *k, const float *v,
+                          float *out, int32_t causal_align)
+{
+    return flat(
+        "attn_sdpa_f32", ATTN_F32,
+        (const int64_t[6]){batch, heads, kv_heads, q_len, kv_len, width}, q, k,
+        v, out, causal_align);
+}
+
+attn_status attn_sdpa_f64(int64_t batch, int64_t heads, int64_t kv_heads,
+                          int64_t q_len, int64_t kv_len, int64_t width,
+                          const double *q, const double *k, const double *v,
+                          double *out, int32_t causal_align)
+{
+    return flat(
+        "attn_sdpa_f64", ATTN_F64,
+        (const int64_t[6]){batch, heads, kv_heads, q_len, kv_len, width}, q, k,
+        v, out, causal_align);
+}
