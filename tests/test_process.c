@@ -279,8 +279,10 @@ static int count_descriptors(void)
 struct process_state {
     char locale[256];
     char directory[1024];
-    sigset_t signals;
-    struct sigaction actions[65];
+    bool blocked[65];
+    bool masks[65][65];
+    int flags[65];
+    void (*handlers[65])(int);
     int rounding;
     int traps;
     int descriptors;
@@ -292,9 +294,19 @@ static void take_state(struct process_state *s)
     memset(s, 0, sizeof *s);
     snprintf(s->locale, sizeof s->locale, "%s", setlocale(LC_ALL, NULL));
     assert_non_null(getcwd(s->directory, sizeof s->directory));
-    sigprocmask(SIG_SETMASK, NULL, &s->signals);
-    for (int n = 1; n < 65; n++)
-        sigaction(n, NULL, &s->actions[n]);
+    sigset_t blocked;
+    sigemptyset(&blocked);
+    sigprocmask(SIG_SETMASK, NULL, &blocked);
+    for (int n = 1; n < 65; n++) {
+        struct sigaction action;
+        s->blocked[n] = sigismember(&blocked, n) == 1;
+        if (sigaction(n, NULL, &action) != 0)
+            continue;
+        s->flags[n] = action.sa_flags;
+        s->handlers[n] = action.sa_handler;
+        for (int k = 1; k < 65; k++)
+            s->masks[n][k] = sigismember(&action.sa_mask, k) == 1;
+    }
     s->rounding = fegetround();
     s->traps = fegetexcept();
     s->descriptors = count_descriptors();
