@@ -48,6 +48,9 @@ static int played(void)
     return strcmp(name, "serial") == 0 ? SERIAL : UNKNOWN;
 }
 
+/* Exported, whatever the flags of the build say of other symbols. */
+#pragma GCC visibility push(default)
+
 /* What the library asks an OpenBLAS about itself. */
 char *openblas_get_config(void);
 char *openblas_get_corename(void);
@@ -251,3 +254,5 @@ CBLAS_INDEX cblas_isamax(int n, const float *x, int step)
             best = (CBLAS_INDEX)i;
     return best;
 }
+
+#pragma GCC visibility pop
