@@ -190,6 +190,11 @@ int64_t kit_capture_end(void)
     return bytes;
 }
 
+bool kit_blas_is_exclusive(void)
+{
+    return strstr(attn_blas_info(), "one at a time") != NULL;
+}
+
 int kit_thread_count(void)
 {
     DIR *dir = opendir("/proc/self/task");

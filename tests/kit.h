@@ -14,6 +14,19 @@
 
 #include "attn.h"
 
+/* Sanitizers bring their own malloc, pthread_create and dlopen. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define KIT_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
+    __has_feature(memory_sanitizer)
+#define KIT_SANITIZED 1
+#endif
+#endif
+#ifndef KIT_SANITIZED
+#define KIT_SANITIZED 0
+#endif
+
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
 /* Reproducible random numbers; one stream, for the main thread only. */
@@ -48,6 +61,10 @@ bool kit_same(const attn_tensor *x, const attn_tensor *y);
  * returns how many bytes came (0 if nothing is being captured). */
 void kit_capture_begin(void);
 int64_t kit_capture_end(void);
+
+/* Whether the loaded BLAS admits one caller at a time, so that calls run on
+ * one thread whatever they were given. */
+bool kit_blas_is_exclusive(void);
 
 /* Number of threads this process has now; -1 without /proc. */
 int kit_thread_count(void);
