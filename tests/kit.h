@@ -14,16 +14,20 @@
 
 #include "attn.h"
 
-/* Sanitizers bring their own malloc, pthread_create and dlopen. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define KIT_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
-    __has_feature(memory_sanitizer)
-#define KIT_SANITIZED 1
+/* Sanitizers bring their own malloc, pthread_create and dlopen, and the one
+ * for threads also a thread, and a dislike of threads in children of fork. */
+#ifndef __has_feature
+#define __has_feature(x) 0
 #endif
+#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
+#define KIT_THREAD_SANITIZED 1
+#else
+#define KIT_THREAD_SANITIZED 0
 #endif
-#ifndef KIT_SANITIZED
+#if KIT_THREAD_SANITIZED || defined(__SANITIZE_ADDRESS__) || \
+    __has_feature(address_sanitizer) || __has_feature(memory_sanitizer)
+#define KIT_SANITIZED 1
+#else
 #define KIT_SANITIZED 0
 #endif
 

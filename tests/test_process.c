@@ -104,6 +104,8 @@ static void test_fork__before_the_first_use(void **state)
 static void test_fork__after_use_with_a_running_pool(void **state)
 {
     (void)state;
+    if (KIT_THREAD_SANITIZED)
+        skip();
     attn_context *context = make_context(3);
     assert_true(run_is_right(context));
     for (int n = 0; n < 5; n++) {
@@ -129,6 +131,8 @@ static void test_fork__after_use_with_a_running_pool(void **state)
 static void test_fork__in_the_child_of_a_child(void **state)
 {
     (void)state;
+    if (KIT_THREAD_SANITIZED)
+        skip();
     attn_context *context = make_context(3);
     assert_true(run_is_right(context));
     const pid_t child = fork();
@@ -205,6 +209,8 @@ static void test_num_threads__no_number_is_one_thread(void **state)
 static void test_num_threads__the_pool_of_the_process_is_used(void **state)
 {
     (void)state;
+    if (KIT_THREAD_SANITIZED)
+        skip();
     assert_int_equal(end_of_self("started-threads", "3"),
                      kit_blas_is_exclusive() ? 0 : 2);
     assert_int_equal(end_of_self("started-threads", "1"), 0);
