@@ -447,6 +447,8 @@ static void test_mask__touches_only_its_arguments(void **state)
 static void test_linear__touches_only_its_arguments(void **state)
 {
     (void)state;
+    if (kit_blas_is_blis())
+        skip();
     for (uint64_t seed = 0; seed < 200; seed++) {
         kit_seed(seed);
         const attn_dtype dtype = seed % 2 ? ATTN_F32 : ATTN_F64;
@@ -550,6 +552,8 @@ static void fenced_mha(uint64_t seed)
 static void test_mha__touches_only_its_arguments(void **state)
 {
     (void)state;
+    if (kit_blas_is_blis())
+        skip();
     for (uint64_t seed = 0; seed < 100; seed++)
         fenced_mha(seed);
 }
