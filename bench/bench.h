@@ -123,6 +123,9 @@ int bench_blas_threads(int threads);
  * instructions of this CPU: */
 struct timing_task bench_probe_fma(attn_dtype dtype, double *flops);
 const char *bench_probe_fma_name(void);
+/* The same on each of so many threads: what they gain over one says whether
+ * their cores are free just now. */
+struct timing_task bench_probe_cores(int threads);
 /* cblas_?gemm on 1024^3 with one BLAS thread: */
 struct timing_task bench_probe_gemm(attn_dtype dtype, double *flops);
 /* Reading memory well beyond the caches by so many threads: */

@@ -161,11 +161,28 @@ static double half_lengths(const struct bench_options *options)
     return times[0].min / times[1].min;
 }
 
-static double thread_gain(int64_t heads, int64_t len,
+/* Time of one thread over that of two. *cores: the same for bare loops of
+ * multiply-adds, whose gain is 2 if both cores are free. */
+static double thread_gain(int64_t heads, int64_t len, double *cores,
                           const struct bench_options *options)
 {
     struct bench_shape shape = shape_of(ATTN_F32, heads, len, 64);
-    return time_ratio(&shape, 1, &shape, 2, options);
+    struct timing_limits limits = options->limits;
+    struct bench_problem one, two;
+    struct timing_task tasks[4];
+    struct timing times[4];
+
+    limits.repeats =
+        24; /* a moment in which both are free must be among them */
+    tasks[0] = start(&one, &shape, 1);
+    tasks[1] = start(&two, &shape, 2);
+    tasks[2] = bench_probe_cores(1);
+    tasks[3] = bench_probe_cores(2);
+    timing_compare(tasks, 4, &limits, times);
+    bench_problem_destroy(&one);
+    bench_problem_destroy(&two);
+    *cores = 2 * times[2].min / times[3].min;
+    return times[0].min / times[1].min;
 }
 
 /* Bytes of K and V over the read bandwidth of as many threads. */
@@ -419,6 +436,20 @@ static void mask_bars(const struct bench_options *o)
               half_lengths(o), "");
 }
 
+static void thread_bars(const struct bench_options *o)
+{
+    double cores;
+
+    print_bar("2 threads, B H=12, T=512, d=64", 1.9, AT_LEAST,
+              thread_gain(12, 512, &cores, o), "times");
+    printf("    (beside it, bare multiply-adds on 2 threads gain %.2f times)\n",
+           cores);
+    print_bar("2 threads, B H=1, T=1024, d=64", 1.9, AT_LEAST,
+              thread_gain(1, 1024, &cores, o), "times");
+    printf("    (beside it, bare multiply-adds on 2 threads gain %.2f times)\n",
+           cores);
+}
+
 static void decode_bars(const struct bench_options *o)
 {
     static const int64_t kv_heads[] = {8, 32};
@@ -450,10 +481,7 @@ void bench_run_bars(const struct bench_options *o)
               row_loop_gain(ATTN_F32, o), "times");
     forward_bars(o);
     mask_bars(o);
-    print_bar("2 threads, B H=12, T=512, d=64", 1.9, AT_LEAST,
-              thread_gain(12, 512, o), "times");
-    print_bar("2 threads, B H=1, T=1024, d=64", 1.9, AT_LEAST,
-              thread_gain(1, 1024, o), "times");
+    thread_bars(o);
     decode_bars(o);
     print_bar("call, T=5, d=4, f32, scratch of the caller", 1, AT_MOST,
               call_overhead(ATTN_F32, o), "us");
