@@ -383,10 +383,10 @@ typedef struct attn_sdpa_params {
     int32_t causal; /* 1: visible only if j <= p(i), or j < prefix_lens[b] */
     int32_t align;  /* ATTN_ALIGN_*, see above */
     int32_t num_masks;
-    const attn_mask *masks;   /* num_masks of them, all combined */
+    const attn_mask *masks;   /* num_masks of them; NULL if 0 */
     double scale;             /* any finite number, 0 and negative included */
     int64_t q_offset;         /* with ATTN_ALIGN_OFFSET; may be negative */
-    const int64_t *q_offsets; /* [B], instead of q_offset; or NULL */
+    const int64_t *q_offsets; /* [B], in place of q_offset (then 0); or NULL */
     /* Visible only if -window_right <= p(i) - j <= window_left; each bound is
      * inclusive, -1 = unbounded. "A window of W tokens" is window_left = W-1.
      * Keys j < keep_first are visible in spite of the window. */

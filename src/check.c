@@ -123,7 +123,7 @@ static attn_status check_sizes(const char *call, const char *name,
         !attn__mul_i64(span + 1, (int64_t)bytes, &span) ||
         (uint64_t)span > (uint64_t)PTRDIFF_MAX)
         return attn__fail(
-            ATTN_ERR_SIZE,
+            ATTN_ERR_STRIDE,
             "%s: %s with strides (%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64
             ") reaches over more memory than can be addressed",
             call, name, t->stride[0], t->stride[1], t->stride[2], t->stride[3]);
@@ -152,8 +152,7 @@ static attn_status check_dtype(const char *call, const char *name,
 }
 
 attn_status attn__check_tensor(const char *call, const char *name,
-                               const attn_tensor *t, attn_dtype dtype,
-                               attn__role role)
+                               const attn_tensor *t, attn_dtype dtype)
 {
     attn_status status;
     size_t bytes;
@@ -185,15 +184,21 @@ attn_status attn__check_tensor(const char *call, const char *name,
                           "%s: %s.data is %p, not a multiple of the %zu bytes "
                           "of its elements",
                           call, name, t->data, bytes);
-    if (role == ATTN__OUTPUT && !is_nested(t))
-        return attn__fail(
-            ATTN_ERR_STRIDE,
-            "%s: %s has strides (%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64
-            ") for shape (%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64
-            "); each element of an output needs its own place",
-            call, name, t->stride[0], t->stride[1], t->stride[2], t->stride[3],
-            t->shape[0], t->shape[1], t->shape[2], t->shape[3]);
     return ATTN_OK;
+}
+
+attn_status attn__check_places(const char *call, const char *name,
+                               const attn_tensor *t)
+{
+    if (attn__count(t) == 0 || is_nested(t))
+        return ATTN_OK;
+    return attn__fail(
+        ATTN_ERR_STRIDE,
+        "%s: %s has strides (%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64
+        ") for shape (%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64
+        "); each element of an output needs its own place",
+        call, name, t->stride[0], t->stride[1], t->stride[2], t->stride[3],
+        t->shape[0], t->shape[1], t->shape[2], t->shape[3]);
 }
 
 attn_status attn__check_shape(const char *call, const char *name,
@@ -275,6 +280,35 @@ static bool elements_meet(const attn_tensor *a, const attn_tensor *b,
     return lattice_hits(stride, na, nb, n, gap / bytes);
 }
 
+/* The addresses [low, high) that a view with elements touches.
+ * attn__check_tensor made sure that they do not overflow. */
+static void touched(const attn_tensor *t, intptr_t *low, intptr_t *high)
+{
+    int64_t bytes = (int64_t)attn__dtype_bytes(t->dtype);
+    int64_t first, last;
+
+    (void)view_range(t, &first, &last);
+    *low = (intptr_t)t->data + (intptr_t)(first * bytes);
+    *high = (intptr_t)t->data + (intptr_t)((last + 1) * bytes);
+}
+
+attn_status attn__check_apart(const char *call, const char *out_name,
+                              const attn_tensor *out, const char *name,
+                              const void *memory, size_t bytes)
+{
+    intptr_t low, high;
+
+    if (attn__count(out) == 0 || !memory || bytes == 0)
+        return ATTN_OK;
+    touched(out, &low, &high);
+    if (high <= (intptr_t)memory || (uintptr_t)low >= (uintptr_t)memory + bytes)
+        return ATTN_OK;
+    return attn__fail(ATTN_ERR_OVERLAP,
+                      "%s: %s (%p) shares memory with %s (%p, %zu bytes); they "
+                      "must not overlap",
+                      call, out_name, out->data, name, memory, bytes);
+}
+
 static bool is_same_view(const attn_tensor *a, const attn_tensor *b)
 {
     return a->data == b->data && a->dtype == b->dtype &&
@@ -287,18 +321,12 @@ attn_status attn__check_overlap(const char *call, const char *out_name,
                                 const attn_tensor *other, bool may_be_same)
 {
     int64_t out_bytes = (int64_t)attn__dtype_bytes(out->dtype);
-    int64_t other_bytes = (int64_t)attn__dtype_bytes(other->dtype);
-    int64_t out_low, out_high, low, high;
+    intptr_t out_low, out_high, low, high;
 
     if (attn__count(out) == 0 || attn__count(other) == 0)
         return ATTN_OK;
-    (void)view_range(out, &out_low, &out_high);
-    (void)view_range(other, &low, &high);
-    /* Byte addresses; check_tensor made sure that these do not overflow. */
-    out_low = out_low * out_bytes + (intptr_t)out->data;
-    out_high = (out_high + 1) * out_bytes + (intptr_t)out->data;
-    low = low * other_bytes + (intptr_t)other->data;
-    high = (high + 1) * other_bytes + (intptr_t)other->data;
+    touched(out, &out_low, &out_high);
+    touched(other, &low, &high);
     if (out_high <= low || high <= out_low)
         return ATTN_OK;
     if (may_be_same && is_same_view(out, other))

@@ -5,17 +5,14 @@
 #ifndef ATTN_CHECK_H
 #define ATTN_CHECK_H
 
-/* What an argument is to its call. */
-typedef enum attn__role {
-    ATTN__INPUT,
-    ATTN__OUTPUT /* every element needs its own place */
-} attn__role;
-
 /* Not NULL, reserved 0, real type, sizes and extent representable, data there
  * and aligned. dtype 0 accepts F32 and F64, else exactly that type. */
 attn_status attn__check_tensor(const char *call, const char *name,
-                               const attn_tensor *t, attn_dtype dtype,
-                               attn__role role);
+                               const attn_tensor *t, attn_dtype dtype);
+
+/* Of an output: every element has its own place. */
+attn_status attn__check_places(const char *call, const char *name,
+                               const attn_tensor *t);
 
 /* Shape is exactly the given one; `meaning` tells it in letters. */
 attn_status attn__check_shape(const char *call, const char *name,
@@ -27,6 +24,11 @@ attn_status attn__check_shape(const char *call, const char *name,
 attn_status attn__check_overlap(const char *call, const char *out_name,
                                 const attn_tensor *out, const char *other_name,
                                 const attn_tensor *other, bool may_be_same);
+
+/* out does not touch these bytes, which are no tensor. NULL is apart. */
+attn_status attn__check_apart(const char *call, const char *out_name,
+                              const attn_tensor *out, const char *name,
+                              const void *memory, size_t bytes);
 
 /* The reader of growing structs: copies what there is of *params (NULL: all
  * defaults) into *copy of copy_bytes, the rest zero. first_bytes is the size

@@ -96,6 +96,7 @@ attn_status attn_context_create(attn_context **context,
     attn__allocator allocator = attn__libc_allocator;
     attn_context *c;
     attn_status status;
+    size_t bytes = sizeof *c;
 
     if (!context)
         return attn__fail(ATTN_ERR_NULL,
@@ -121,6 +122,7 @@ attn_status attn_context_create(attn_context **context,
         c->executor.pool = attn__pool_create(&allocator);
         if (!c->executor.pool) {
             attn__free(&allocator, c);
+            bytes += attn__pool_bytes();
             goto out_of_memory;
         }
     }
@@ -129,7 +131,9 @@ attn_status attn_context_create(attn_context **context,
 
 out_of_memory:
     return attn__fail(ATTN_ERR_NOMEM,
-                      "attn_context_create: no memory for a context");
+                      "attn_context_create: no memory for the %zu bytes of a "
+                      "context",
+                      bytes);
 }
 
 void attn_context_destroy(attn_context *context)

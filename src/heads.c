@@ -42,14 +42,16 @@ static attn_status check_pair(const char *call, const attn_tensor *src,
 {
     const attn_tensor *rows = split ? src : dst;
     const attn_tensor *heads = split ? dst : src;
-    attn_status status = attn__check_tensor(call, "src", src, 0, ATTN__INPUT);
+    attn_status status = attn__check_tensor(call, "src", src, 0);
 
     if (!status)
-        status = attn__check_tensor(call, "dst", dst, src->dtype, ATTN__OUTPUT);
+        status = attn__check_tensor(call, "dst", dst, src->dtype);
     if (!status)
         status = attn__check_shape(
             call, split ? "src" : "dst", rows, "(B,1,T,H*D)", heads->shape[0],
             1, heads->shape[2], heads->shape[1] * heads->shape[3]);
+    if (!status)
+        status = attn__check_places(call, "dst", dst);
     if (!status)
         status = attn__check_overlap(call, "dst", dst, "src", src, false);
     return status;

@@ -84,7 +84,7 @@ attn_status attn__linear_check(const char *call, int32_t layout,
                                const char *bias_name, const attn_tensor *bias,
                                const char *y_name, const attn_tensor *y)
 {
-    attn_status status = attn__check_tensor(call, x_name, x, 0, ATTN__INPUT);
+    attn_status status = attn__check_tensor(call, x_name, x, 0);
 
     if (!status && layout != ATTN_WEIGHT_OUT_IN && layout != ATTN_WEIGHT_IN_OUT)
         status = attn__fail(ATTN_ERR_VALUE,
@@ -93,12 +93,11 @@ attn_status attn__linear_check(const char *call, int32_t layout,
                             "ATTN_WEIGHT_IN_OUT (2)",
                             call, layout);
     if (!status)
-        status = attn__check_tensor(call, w_name, w, x->dtype, ATTN__INPUT);
+        status = attn__check_tensor(call, w_name, w, x->dtype);
     if (!status)
-        status = attn__check_tensor(call, y_name, y, x->dtype, ATTN__OUTPUT);
+        status = attn__check_tensor(call, y_name, y, x->dtype);
     if (!status && bias)
-        status =
-            attn__check_tensor(call, bias_name, bias, x->dtype, ATTN__INPUT);
+        status = attn__check_tensor(call, bias_name, bias, x->dtype);
     if (status)
         return status;
     if (y->shape[0] != x->shape[0] || y->shape[1] != x->shape[1] ||
@@ -118,6 +117,8 @@ attn_status attn__linear_check(const char *call, int32_t layout,
     if (!status && bias)
         status = attn__check_shape(call, bias_name, bias, "(1,1,1,out)", 1, 1,
                                    1, y->shape[3]);
+    if (!status)
+        status = attn__check_places(call, y_name, y);
     return status;
 }
 

@@ -21,22 +21,21 @@
 
 /* --------------------------------------------------------------- Ranges -- */
 
-/* a + b kept within [-2^62, 2^62]: positions may be anything, and beyond the
- * keys all are alike. */
+/* a + b, at the end of the range where it would overflow: positions may be
+ * anything, and beyond the keys all are alike. */
 static int64_t clamped_sum(int64_t a, int64_t b)
 {
-    const int64_t most = (int64_t)1 << 62;
     int64_t sum;
 
     if (!attn__add_i64(a, b, &sum))
-        return a > 0 ? most : -most;
-    return MAX(MIN(sum, most), -most);
+        return a > 0 ? INT64_MAX : INT64_MIN;
+    return sum;
 }
 
 static int64_t floor_to(int64_t x, int64_t step)
 {
     int64_t rest = x % step;
-    return x - (rest < 0 ? rest + step : rest);
+    return clamped_sum(x, rest < 0 ? -(rest + step) : -rest);
 }
 
 static attn__range query_range(const attn__visibility *v,
@@ -320,8 +319,7 @@ static attn_status check_mask(const char *call, const char *name,
                           "%s: %s.reserved is %" PRId32 "; it must be 0", call,
                           name, mask->reserved);
     status = attn__check_tensor(call, name, t,
-                                mask->kind == ATTN_MASK_ADD ? dtype : ATTN_U8,
-                                ATTN__INPUT);
+                                mask->kind == ATTN_MASK_ADD ? dtype : ATTN_U8);
     if (status)
         return status;
     bytes = (int64_t)attn__dtype_bytes(t->dtype);
@@ -343,7 +341,7 @@ attn_status attn__check_masks(const char *call, const char *name,
                               attn_dtype dtype, const int64_t shape[4],
                               attn__visibility *v)
 {
-    char indexed[32];
+    char indexed[40];
 
     if (num_masks < 0 || num_masks > ATTN_MAX_MASKS)
         return attn__fail(ATTN_ERR_VALUE,
@@ -394,6 +392,8 @@ attn_status attn_mask_init(attn_mask *mask, int32_t kind, attn_dtype dtype,
                           call, dtype);
     status =
         attn_view_bhtd(&made.view, dtype, data, batch, heads, q_len, kv_len);
+    if (status == ATTN_ERR_NULL)
+        return attn__fail(status, "%s: data is NULL, but no size is 0", call);
     if (status)
         return attn__fail(status,
                           "%s: sizes (%" PRId64 ",%" PRId64 ",%" PRId64
@@ -409,6 +409,8 @@ attn_status attn_mask_init(attn_mask *mask, int32_t kind, attn_dtype dtype,
 
 static attn_status check_built(const char *call, const attn_mask *mask)
 {
+    attn_status status;
+
     if (!mask)
         return attn__fail(ATTN_ERR_NULL, "%s: mask is NULL", call);
     if (mask->kind < ATTN_MASK_KEEP || mask->kind > ATTN_MASK_ADD)
@@ -421,9 +423,11 @@ static attn_status check_built(const char *call, const attn_mask *mask)
         return attn__fail(ATTN_ERR_UNSUPPORTED,
                           "%s: mask.reserved is %" PRId32 "; it must be 0",
                           call, mask->reserved);
-    return attn__check_tensor(call, "mask.view", &mask->view,
-                              mask->kind == ATTN_MASK_ADD ? 0 : ATTN_U8,
-                              ATTN__OUTPUT);
+    status = attn__check_tensor(call, "mask.view", &mask->view,
+                                mask->kind == ATTN_MASK_ADD ? 0 : ATTN_U8);
+    if (status)
+        return status;
+    return attn__check_places(call, "mask.view", &mask->view);
 }
 
 static void write_entry(const attn_mask *mask, unsigned char *at, bool visible)
@@ -524,9 +528,10 @@ attn_status attn_mask_apply(const attn_mask *masks, int32_t num_masks,
 {
     static const char call[] = "attn_mask_apply";
     attn__visibility v = {0};
-    attn_status status =
-        attn__check_tensor(call, "scores", scores, 0, ATTN__OUTPUT);
+    attn_status status = attn__check_tensor(call, "scores", scores, 0);
 
+    if (!status)
+        status = attn__check_places(call, "scores", scores);
     if (!status)
         status = attn__check_masks(call, "masks", masks, num_masks,
                                    scores->dtype, scores->shape, &v);

@@ -137,8 +137,7 @@ static attn_status find_weights(const char *call, const attn_mha_params *o,
         static const char *const names[] = {"params.w_q", "params.w_k",
                                             "params.w_v"};
         for (int a = 0; a < 3; a++) {
-            status =
-                attn__check_tensor(call, names[a], w[a], dtype, ATTN__INPUT);
+            status = attn__check_tensor(call, names[a], w[a], dtype);
             if (status)
                 return status;
         }
@@ -147,8 +146,7 @@ static attn_status find_weights(const char *call, const attn_mha_params *o,
         m->v.w = *o->w_v;
         return ATTN_OK;
     }
-    status =
-        attn__check_tensor(call, "params.w_qkv", o->w_qkv, dtype, ATTN__INPUT);
+    status = attn__check_tensor(call, "params.w_qkv", o->w_qkv, dtype);
     if (!status)
         status = head_width(call, "params.w_qkv", o->w_qkv, o->weight_layout,
                             o->num_heads + 2 * kv_heads, &width);
@@ -185,8 +183,7 @@ static attn_status find_biases(const char *call, const attn_mha_params *o,
                               "outputs together",
                               call);
     if (o->b_qkv) {
-        status = attn__check_tensor(call, "params.b_qkv", o->b_qkv, dtype,
-                                    ATTN__INPUT);
+        status = attn__check_tensor(call, "params.b_qkv", o->b_qkv, dtype);
         if (!status)
             status = attn__check_shape(call, "params.b_qkv", o->b_qkv,
                                        "(1,1,1,outputs of q, k and v)", 1, 1, 1,
@@ -293,8 +290,8 @@ static attn_status check_inputs(const char *call, const attn_tensor *x_q,
     attn_status status;
 
     for (int a = 0; a < 3; a++) {
-        status = attn__check_tensor(call, names[a], x[a],
-                                    a == 0 ? 0 : x_q->dtype, ATTN__INPUT);
+        status =
+            attn__check_tensor(call, names[a], x[a], a == 0 ? 0 : x_q->dtype);
         if (!status && x[a]->shape[1] != 1)
             status = attn__fail(ATTN_ERR_SHAPE,
                                 "%s: %s has shape[1] = %" PRId64
@@ -313,55 +310,33 @@ static attn_status check_inputs(const char *call, const attn_tensor *x_q,
                           "%s: x_v has %" PRId64 " keys, x_k has %" PRId64
                           "; they must have the same length (shape[2])",
                           call, x_v->shape[2], x_k->shape[2]);
-    return attn__check_tensor(call, "out", out, x_q->dtype, ATTN__OUTPUT);
+    return attn__check_tensor(call, "out", out, x_q->dtype);
 }
 
-/* No output may overlap an input: projections are read while out is written
- * only if they are not in out's memory. */
+/* No output may overlap an input of the layer. */
 static attn_status check_overlaps(const char *call, const mha *m,
                                   const attn_tensor *out)
 {
-    const attn__sdpa *s = &m->sdpa;
-    const struct {
-        const char *name;
-        const attn_tensor *t;
-    } outputs[] = {{"out", out},
-                   {"attention.lse", s->wants_lse ? &s->lse : NULL},
-                   {"attention.weights", s->wants_weights ? &s->weights : NULL},
-                   {"attention.weights_mean",
-                    s->wants_mean ? &s->weights_mean : NULL}},
-      inputs[] = {{"x_q", m->q.x},
-                  {"x_k", m->k.x},
-                  {"x_v", m->v.x},
-                  {"the weight of q", &m->q.w},
-                  {"the weight of k", &m->k.w},
-                  {"the weight of v", &m->v.w},
-                  {"params.w_o", &m->o.w},
-                  {"the bias of q", bias_of(&m->q)},
-                  {"the bias of k", bias_of(&m->k)},
-                  {"the bias of v", bias_of(&m->v)},
-                  {"params.b_o", bias_of(&m->o)}};
+    const attn__output outputs[] = {ATTN__SDPA_OUTPUTS(&m->sdpa, out)};
+    const attn__output inputs[] = {{"x_q", m->q.x},
+                                   {"x_k", m->k.x},
+                                   {"x_v", m->v.x},
+                                   {"the weight of q", &m->q.w},
+                                   {"the weight of k", &m->k.w},
+                                   {"the weight of v", &m->v.w},
+                                   {"params.w_o", &m->o.w},
+                                   {"the bias of q", bias_of(&m->q)},
+                                   {"the bias of k", bias_of(&m->k)},
+                                   {"the bias of v", bias_of(&m->v)},
+                                   {"params.b_o", bias_of(&m->o)}};
     attn_status status = ATTN_OK;
 
-    for (int a = 0; a < 4; a++) {
-        if (!outputs[a].t)
-            continue;
+    for (int a = 0; a < 4; a++)
         for (size_t i = 0; i < sizeof inputs / sizeof inputs[0] && !status; i++)
-            if (inputs[i].t)
+            if (outputs[a].t && inputs[i].t)
                 status =
                     attn__check_overlap(call, outputs[a].name, outputs[a].t,
                                         inputs[i].name, inputs[i].t, false);
-        if (a == 0)
-            for (int32_t k = 0; k < m->attention.num_masks && !status; k++)
-                status = attn__check_overlap(
-                    call, outputs[a].name, outputs[a].t, "a mask",
-                    &m->attention.masks[k].view, false);
-        for (int b = a + 1; b < 4 && !status; b++)
-            if (a == 0 && outputs[b].t)
-                status =
-                    attn__check_overlap(call, outputs[a].name, outputs[a].t,
-                                        outputs[b].name, outputs[b].t, false);
-    }
     return status;
 }
 
@@ -415,8 +390,7 @@ static attn_status prepare(const char *call, const attn_context *context,
     m->v.x = x_v;
     status = find_weights(call, &o, m->dtype, kv_heads, m);
     if (!status)
-        status = attn__check_tensor(call, "params.w_o", o.w_o, m->dtype,
-                                    ATTN__INPUT);
+        status = attn__check_tensor(call, "params.w_o", o.w_o, m->dtype);
     if (!status)
         status = find_biases(call, &o, m->dtype, m);
     if (!status)
@@ -441,7 +415,7 @@ static attn_status prepare(const char *call, const attn_context *context,
             attn__sdpa_prepare(call, context, &m->attention, &m->q.heads,
                                &m->k.heads, &m->v.heads, &m->o.heads, &m->sdpa);
     if (!status)
-        status = attn__sdpa_check_overlaps(call, &m->sdpa, false);
+        status = attn__sdpa_check_overlaps(call, &m->sdpa, out, false);
     if (!status)
         status = check_overlaps(call, m, out);
     return status;
@@ -571,7 +545,7 @@ attn_status attn_mha_work(const attn_context *context,
         prepare_bytes(call, context, params, x_q, x_k, x_v, out, &m, &needed);
 
     if (!status)
-        status = attn__check_work(call, work, work_bytes, needed);
+        status = attn__check_work(call, &m.sdpa, out, work, work_bytes, needed);
     if (status)
         return status;
     run_mha(&attn__context(context)->executor, &m, out, work);

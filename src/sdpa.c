@@ -313,7 +313,7 @@ static attn_status prepare(const char *call, const attn_context *context,
     attn_status status =
         attn__sdpa_prepare(call, context, params, q, k, v, out, p);
 
-    return status ? status : attn__sdpa_check_overlaps(call, p, true);
+    return status ? status : attn__sdpa_check_overlaps(call, p, &p->out, true);
 }
 
 attn_status attn_sdpa_check(const attn_context *context,
@@ -370,7 +370,8 @@ attn_status attn_sdpa_work(const attn_context *context,
     attn_status status = prepare(call, context, params, q, k, v, out, &p);
 
     if (!status)
-        status = attn__check_work(call, work, work_bytes, attn__sdpa_bytes(&p));
+        status = attn__check_work(call, &p, &p.out, work, work_bytes,
+                                  attn__sdpa_bytes(&p));
     if (status)
         return status;
     attn__sdpa_run(&attn__context(context)->executor, &p, work);
@@ -420,21 +421,28 @@ static attn_status flat(const char *call, attn_dtype dtype,
     static const char *const names[] = {"batch", "heads",  "kv_heads",
                                         "q_len", "kv_len", "width"};
     attn_sdpa_params params = ATTN_SDPA_PARAMS_INIT;
-    attn_tensor tq, tk, tv, to;
+    static const char *const arrays[] = {"q", "k", "v", "out"};
+    const void *inputs[] = {q, k, v};
+    attn_tensor tensors[4];
 
     for (int a = 0; a < 6; a++)
         if (sizes[a] < 0)
             return attn__fail(ATTN_ERR_SIZE,
                               "%s: %s is %lld; sizes must not be negative",
                               call, names[a], (long long)sizes[a]);
-    if (attn_view_bhtd(&tq, dtype, q, sizes[0], sizes[1], sizes[3], sizes[5]) ||
-        attn_view_bhtd(&to, dtype, out, sizes[0], sizes[1], sizes[3],
-                       sizes[5]) ||
-        attn_view_bhtd(&tk, dtype, k, sizes[0], sizes[2], sizes[4], sizes[5]) ||
-        attn_view_bhtd(&tv, dtype, v, sizes[0], sizes[2], sizes[4], sizes[5]))
-        return attn__fail(ATTN_ERR_SIZE,
-                          "%s: the sizes multiply to more than 2^63-1 elements",
-                          call);
+    for (int a = 0; a < 4; a++) {
+        bool of_keys = a == 1 || a == 2;
+        attn_status status = attn_view_bhtd(
+            &tensors[a], dtype, a == 3 ? out : inputs[a], sizes[0],
+            sizes[of_keys ? 2 : 1], sizes[of_keys ? 4 : 3], sizes[5]);
+        if (status == ATTN_ERR_NULL)
+            return attn__fail(status, "%s: %s is NULL", call, arrays[a]);
+        if (status)
+            return attn__fail(status,
+                              "%s: the sizes of %s multiply to more than "
+                              "2^63-1 elements",
+                              call, arrays[a]);
+    }
     if (causal_align != 0 && causal_align != ATTN_ALIGN_TOP_LEFT &&
         causal_align != ATTN_ALIGN_BOTTOM_RIGHT)
         return attn__fail(ATTN_ERR_VALUE,
@@ -444,7 +452,8 @@ static attn_status flat(const char *call, attn_dtype dtype,
                           call, (int)causal_align);
     params.causal = causal_align != 0;
     params.align = causal_align;
-    return sdpa(call, NULL, &params, &tq, &tk, &tv, &to);
+    return sdpa(call, NULL, &params, &tensors[0], &tensors[1], &tensors[2],
+                &tensors[3]);
 }
 
 attn_status attn_sdpa_f32(int64_t batch, int64_t heads, int64_t kv_heads,

@@ -32,10 +32,24 @@ attn_status attn__sdpa_prepare(const char *call, const attn_context *context,
                                const attn_tensor *v, const attn_tensor *out,
                                attn__sdpa *p);
 
-/* Overlap of outputs with inputs, masks and each other: the part of the check
- * that needs the real addresses. with_tensors: of q, k, v and out too. */
+/* A tensor of a call with its name; t NULL: not there. */
+typedef struct attn__output {
+    const char *name;
+    const attn_tensor *t;
+} attn__output;
+
+/* Initialisers of the four outputs; out is that of the call. */
+#define ATTN__SDPA_OUTPUTS(p, out)                                         \
+    {"out", out}, {"params.lse", (p)->wants_lse ? &(p)->lse : NULL},       \
+        {"params.weights", (p)->wants_weights ? &(p)->weights : NULL},     \
+    {                                                                      \
+        "params.weights_mean", (p)->wants_mean ? &(p)->weights_mean : NULL \
+    }
+
+/* Overlap of the outputs with masks, lengths and each other: the part of the
+ * check that needs real addresses. with_inputs: with q, k and v too. */
 attn_status attn__sdpa_check_overlaps(const char *call, const attn__sdpa *p,
-                                      bool with_tensors);
+                                      const attn_tensor *out, bool with_inputs);
 
 /* Scratch memory of this problem and of all that are nowhere larger; SIZE_MAX
  * if that cannot be represented. */
@@ -49,8 +63,10 @@ void attn__sdpa_run(const attn__executor *executor, const attn__sdpa *p,
 attn__sequence attn__sdpa_sequence(const attn__sdpa *p, int64_t b,
                                    int64_t *q_row, int64_t *kv_row);
 
-/* The caller's scratch memory: there, large enough, aligned. */
-attn_status attn__check_work(const char *call, const void *work,
+/* The caller's scratch memory: there, large enough, aligned, and apart from
+ * the outputs; `out` is that of the call. */
+attn_status attn__check_work(const char *call, const attn__sdpa *p,
+                             const attn_tensor *out, const void *work,
                              size_t work_bytes, size_t needed);
 
 #endif

@@ -24,14 +24,14 @@ static attn_status check_types(const char *call, const attn_tensor *q,
                                const attn_tensor *k, const attn_tensor *v,
                                const attn_tensor *out)
 {
-    attn_status status = attn__check_tensor(call, "q", q, 0, ATTN__INPUT);
+    attn_status status = attn__check_tensor(call, "q", q, 0);
 
     if (!status)
-        status = attn__check_tensor(call, "k", k, q->dtype, ATTN__INPUT);
+        status = attn__check_tensor(call, "k", k, q->dtype);
     if (!status)
-        status = attn__check_tensor(call, "v", v, q->dtype, ATTN__INPUT);
+        status = attn__check_tensor(call, "v", v, q->dtype);
     if (!status)
-        status = attn__check_tensor(call, "out", out, q->dtype, ATTN__OUTPUT);
+        status = attn__check_tensor(call, "out", out, q->dtype);
     return status;
 }
 
@@ -39,6 +39,8 @@ static attn_status check_fit(const char *call, const attn_tensor *q,
                              const attn_tensor *k, const attn_tensor *v,
                              const attn_tensor *out)
 {
+    attn_status status;
+
     if (k->shape[3] != q->shape[3])
         return attn__fail(ATTN_ERR_SHAPE,
                           "%s: k has width %" PRId64 ", q has width %" PRId64
@@ -68,8 +70,9 @@ static attn_status check_fit(const char *call, const attn_tensor *q,
                           "; the query heads must be a multiple of the "
                           "key/value heads (shape[1])",
                           call, q->shape[1], k->shape[1]);
-    return attn__check_shape(call, "out", out, "(B,Hq,Tq,Dv)", q->shape[0],
-                             q->shape[1], q->shape[2], v->shape[3]);
+    status = attn__check_shape(call, "out", out, "(B,Hq,Tq,Dv)", q->shape[0],
+                               q->shape[1], q->shape[2], v->shape[3]);
+    return status ? status : attn__check_places(call, "out", out);
 }
 
 /* ----------------------------------------------------------- Parameters -- */
@@ -311,10 +314,12 @@ static attn_status check_extra(const char *call, const char *name,
     *wanted = false;
     if (!t)
         return ATTN_OK;
-    status = attn__check_tensor(call, name, t, p->q.dtype, ATTN__OUTPUT);
+    status = attn__check_tensor(call, name, t, p->q.dtype);
     if (!status)
         status = attn__check_shape(call, name, t, meaning, shape[0], shape[1],
                                    shape[2], shape[3]);
+    if (!status)
+        status = attn__check_places(call, name, t);
     if (status)
         return status;
     *copy = *t;
@@ -343,18 +348,38 @@ static attn_status check_extras(const char *call, const attn_sdpa_params *o,
     return status;
 }
 
-attn_status attn__sdpa_check_overlaps(const char *call, const attn__sdpa *p,
-                                      bool with_tensors)
+/* One output against the masks and the arrays of lengths. */
+static attn_status check_against_options(const char *call, const char *name,
+                                         const attn_tensor *t,
+                                         const attn__sdpa *p)
 {
     const struct {
         const char *name;
-        const attn_tensor *t;
-    } outputs[] = {{"out", with_tensors ? &p->out : NULL},
-                   {"params.lse", p->wants_lse ? &p->lse : NULL},
-                   {"params.weights", p->wants_weights ? &p->weights : NULL},
-                   {"params.weights_mean",
-                    p->wants_mean ? &p->weights_mean : NULL}},
-      inputs[] = {{"q", &p->q}, {"k", &p->k}, {"v", &p->v}};
+        const int64_t *data;
+        int64_t n;
+    } arrays[] = {{"params.q_offsets", p->q_offsets, p->batch},
+                  {"params.prefix_lens", p->prefix_lens, p->batch},
+                  {"params.q_lens", p->q_lens, p->batch},
+                  {"params.kv_lens", p->kv_lens, p->batch},
+                  {"params.cu_q", p->cu_q, p->batch + 1},
+                  {"params.cu_k", p->cu_k, p->batch + 1}};
+    attn_status status = ATTN_OK;
+
+    for (int32_t m = 0; m < p->visibility.num_masks && !status; m++)
+        status = attn__check_overlap(call, name, t, "a mask", &p->masks[m].view,
+                                     false);
+    for (size_t a = 0; a < sizeof arrays / sizeof arrays[0] && !status; a++)
+        status =
+            attn__check_apart(call, name, t, arrays[a].name, arrays[a].data,
+                              (size_t)arrays[a].n * sizeof(int64_t));
+    return status;
+}
+
+attn_status attn__sdpa_check_overlaps(const char *call, const attn__sdpa *p,
+                                      const attn_tensor *out, bool with_inputs)
+{
+    const attn__output outputs[] = {ATTN__SDPA_OUTPUTS(p, out)};
+    const attn__output inputs[] = {{"q", &p->q}, {"k", &p->k}, {"v", &p->v}};
     /* A block reads its queries before it writes their rows, so q may be out,
      * unless it is read again for the weights. */
     bool out_may_be_q = !p->wants_weights && !p->wants_mean;
@@ -363,13 +388,13 @@ attn_status attn__sdpa_check_overlaps(const char *call, const attn__sdpa *p,
     for (int a = 0; a < 4; a++) {
         if (!outputs[a].t)
             continue;
-        for (int i = 0; with_tensors && i < 3 && !status; i++)
+        for (int i = 0; with_inputs && i < 3 && !status; i++)
             status = attn__check_overlap(call, outputs[a].name, outputs[a].t,
                                          inputs[i].name, inputs[i].t,
                                          a == 0 && i == 0 && out_may_be_q);
-        for (int32_t m = 0; m < p->visibility.num_masks && !status; m++)
-            status = attn__check_overlap(call, outputs[a].name, outputs[a].t,
-                                         "a mask", &p->masks[m].view, false);
+        if (!status)
+            status =
+                check_against_options(call, outputs[a].name, outputs[a].t, p);
         for (int b = a + 1; b < 4 && !status; b++)
             if (outputs[b].t)
                 status =
@@ -444,9 +469,13 @@ attn__sequence attn__sdpa_sequence(const attn__sdpa *p, int64_t b,
     return s;
 }
 
-attn_status attn__check_work(const char *call, const void *work,
+attn_status attn__check_work(const char *call, const attn__sdpa *p,
+                             const attn_tensor *out, const void *work,
                              size_t work_bytes, size_t needed)
 {
+    const attn__output outputs[] = {ATTN__SDPA_OUTPUTS(p, out)};
+    attn_status status = ATTN_OK;
+
     if (needed == 0)
         return ATTN_OK;
     if (!work)
@@ -461,5 +490,9 @@ attn_status attn__check_work(const char *call, const void *work,
         return attn__fail(ATTN_ERR_WORKSPACE,
                           "%s: work_bytes is %zu; %zu are needed", call,
                           work_bytes, needed);
-    return ATTN_OK;
+    for (int a = 0; a < 4 && !status; a++)
+        if (outputs[a].t)
+            status = attn__check_apart(call, outputs[a].name, outputs[a].t,
+                                       "work", work, needed);
+    return status;
 }

@@ -554,6 +554,25 @@ static void XI(zero_weights)(const XI(block) * b, int64_t begin, int64_t end)
                  end - begin, w->stride[3], sizeof(R));
 }
 
+/*
+ * Rows whose sum is NaN, infinite or 0: their weights are NaN where visible,
+ * but still exactly 0 where hidden. Done here, and factor taken as 1.
+ */
+static void XI(odd_weights)(XI(block) * b, attn__tile_state state, int64_t keys)
+{
+    for (int64_t l = 0; l < b->w.lanes->n; l++) {
+        R f = b->w.l[l];
+        if (f - f == K(0.0))
+            continue;
+        for (int64_t j = 0; j < keys; j++) {
+            R *x = &b->w.s[j * b->padded + l];
+            bool hidden =
+                state == ATTN__TILE_MIXED && !XI(is_visible)(b->w.bits, j, l);
+            *x = hidden ? K(0.0) : *x * f;
+        }
+    }
+}
+
 /* The weights of one block, computed again from Q, K and the row's maximum and
  * sum, tile by tile. */
 static void XI(weights_block)(const run *r, XI(block) * b)
@@ -563,19 +582,26 @@ static void XI(weights_block)(const run *r, XI(block) * b)
     int64_t count = tiles.run[0].count + tiles.run[1].count;
     int64_t written = 0; /* keys below have their weights */
     R over_heads = K(1.0) / (R)p->heads;
+    bool odd, any_odd = false;
 
     XI(pack_queries)(b);
     for (int64_t l = 0; l < b->padded; l++) {
         b->w.m[l] = l < b->w.lanes->n ? XI(stats_at)(r, b, l)[0] : K(0.0);
-        b->w.factor[l] = l < b->w.lanes->n ? XI(stats_at)(r, b, l)[1] : K(0.0);
+        b->w.l[l] = l < b->w.lanes->n ? XI(stats_at)(r, b, l)[1] : K(0.0);
+        odd = b->w.l[l] - b->w.l[l] != K(0.0);
+        any_odd |= odd;
+        b->w.factor[l] = odd ? K(1.0) : b->w.l[l];
         b->w.alpha[l] = b->w.factor[l] * over_heads;
     }
     for (int64_t index = 0; index < count; index++) {
         int64_t keys;
         int64_t key = XI(tile_keys)(&tiles, index, &keys);
-        if (XI(masked_scores)(b, key, keys) == ATTN__TILE_EMPTY)
+        attn__tile_state state = XI(masked_scores)(b, key, keys);
+        if (state == ATTN__TILE_EMPTY)
             continue;
         b->kernels->exp(b->w.s, b->padded, keys, b->padded, b->w.m, b->mode);
+        if (any_odd)
+            XI(odd_weights)(b, state, keys);
         if (p->wants_weights) {
             XI(zero_weights)(b, written, key);
             XI(write_weights)(b, &p->weights, false, key, keys, b->w.factor);

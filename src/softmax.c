@@ -16,21 +16,25 @@ static attn_status check_softmax(const attn_tensor *x, const attn_tensor *y,
                                  const attn_tensor *lse)
 {
     static const char call[] = "attn_softmax";
-    attn_status status = attn__check_tensor(call, "x", x, 0, ATTN__INPUT);
+    attn_status status = attn__check_tensor(call, "x", x, 0);
 
     if (!status)
-        status = attn__check_tensor(call, "y", y, x->dtype, ATTN__OUTPUT);
+        status = attn__check_tensor(call, "y", y, x->dtype);
     if (!status)
         status = attn__check_shape(call, "y", y, "the shape of x", x->shape[0],
                                    x->shape[1], x->shape[2], x->shape[3]);
     if (!status)
+        status = attn__check_places(call, "y", y);
+    if (!status)
         status = attn__check_overlap(call, "y", y, "x", x, true);
     if (!status && lse) {
-        status = attn__check_tensor(call, "lse", lse, x->dtype, ATTN__OUTPUT);
+        status = attn__check_tensor(call, "lse", lse, x->dtype);
         if (!status)
             status =
                 attn__check_shape(call, "lse", lse, "(B,H,T,1) of x",
                                   x->shape[0], x->shape[1], x->shape[2], 1);
+        if (!status)
+            status = attn__check_places(call, "lse", lse);
         if (!status)
             status = attn__check_overlap(call, "lse", lse, "x", x, false);
         if (!status)
@@ -57,7 +61,7 @@ attn_status attn_weights_check(const attn_tensor *w, double *deviation,
                                int64_t *empty_rows)
 {
     static const char call[] = "attn_weights_check";
-    attn_status status = attn__check_tensor(call, "w", w, 0, ATTN__INPUT);
+    attn_status status = attn__check_tensor(call, "w", w, 0);
     double worst = 0.0;
     int64_t empty = 0;
 

@@ -192,14 +192,20 @@ static void reset(attn__pool *pool)
     pool->forks = atomic_load(&fork_count);
 }
 
+size_t attn__pool_bytes(void)
+{
+    return sizeof(attn__pool);
+}
+
 attn__pool *attn__pool_create(const attn__allocator *allocator)
 {
-    static atomic_int registered;
+    /* Not attn__run_once: the default context makes its pool inside one. */
+    static pthread_once_t registered = PTHREAD_ONCE_INIT;
     attn__pool *pool = attn__alloc(allocator, sizeof *pool);
 
     if (!pool)
         return NULL;
-    attn__run_once(&registered, register_fork_handler);
+    (void)pthread_once(&registered, register_fork_handler);
     reset(pool);
     return pool;
 }

@@ -22,6 +22,7 @@ typedef struct attn__executor {
 
 /* A pool whose threads start when first needed. NULL: no memory. */
 attn__pool *attn__pool_create(const attn__allocator *allocator);
+size_t attn__pool_bytes(void);
 void attn__pool_destroy(attn__pool *pool, const attn__allocator *allocator);
 
 /*
@@ -32,7 +33,8 @@ void attn__pool_destroy(attn__pool *pool, const attn__allocator *allocator);
 void attn__parallel_for(const attn__executor *executor, int64_t num_tasks,
                         attn__body_fn body, void *data);
 
-/* Runs fn if no call with this flag has yet; returns after it has run. */
+/* Runs fn if no call with this flag has yet; returns after it has run. fn must
+ * not come here again. */
 void attn__run_once(atomic_int *done, void (*fn)(void));
 
 /* One lock for the whole process: for a BLAS that only one thread may enter. */

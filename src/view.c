@@ -12,12 +12,13 @@ typedef struct layout {
     int64_t stride[4];
 } layout;
 
-/* The number of elements of memory, or failure. Sizes that are 0 count as 1
- * here, so that strides stay representable. */
+/* Sizes of memory. Those that are 0 count as 1 in the product, so that strides
+ * stay representable. */
 static attn_status check_memory(const char *call, attn_dtype dtype,
-                                const int64_t *sizes, int n)
+                                const void *data, const int64_t *sizes, int n)
 {
     int64_t count = 1;
+    bool empty = false;
 
     if (attn__dtype_bytes(dtype) == 0)
         return attn__fail(ATTN_ERR_TYPE,
@@ -35,7 +36,11 @@ static attn_status check_memory(const char *call, attn_dtype dtype,
                               "%s: the sizes multiply to more than 2^63-1 "
                               "elements",
                               call);
+        empty |= sizes[i] == 0;
     }
+    if (!data && !empty)
+        return attn__fail(ATTN_ERR_NULL, "%s: data is NULL, but no size is 0",
+                          call);
     return ATTN_OK;
 }
 
@@ -71,7 +76,7 @@ attn_status attn_view_bhtd(attn_tensor *view, attn_dtype dtype,
 
     if (!view)
         return fail_null(call, "view");
-    status = check_memory(call, dtype, sizes, 4);
+    status = check_memory(call, dtype, data, sizes, 4);
     if (status)
         return status;
     write_view(view, dtype, data, 0,
@@ -90,7 +95,7 @@ attn_status attn_view_bthd(attn_tensor *view, attn_dtype dtype,
 
     if (!view)
         return fail_null(call, "view");
-    status = check_memory(call, dtype, sizes, 4);
+    status = check_memory(call, dtype, data, sizes, 4);
     if (status)
         return status;
     write_view(view, dtype, data, 0,
@@ -112,7 +117,7 @@ static attn_status packed(const char *call, attn_tensor *views[3],
     for (int i = 0; i < 3; i++)
         if (!views[i])
             return fail_null(call, names[i]);
-    status = check_memory(call, dtype, sizes, 5);
+    status = check_memory(call, dtype, data, sizes, 5);
     if (status)
         return status;
     for (int i = 0; i < 3; i++)
@@ -160,7 +165,7 @@ attn_status attn_view_thd(attn_tensor *view, attn_dtype dtype, const void *data,
 
     if (!view)
         return fail_null(call, "view");
-    status = check_memory(call, dtype, sizes, 3);
+    status = check_memory(call, dtype, data, sizes, 3);
     if (status)
         return status;
     write_view(view, dtype, data, 0,
@@ -178,7 +183,7 @@ attn_status attn_view_bte(attn_tensor *view, attn_dtype dtype, const void *data,
 
     if (!view)
         return fail_null(call, "view");
-    status = check_memory(call, dtype, sizes, 3);
+    status = check_memory(call, dtype, data, sizes, 3);
     if (status)
         return status;
     write_view(view, dtype, data, 0,
@@ -193,13 +198,19 @@ attn_status attn_view_matrix(attn_tensor *view, attn_dtype dtype,
 {
     static const char call[] = "attn_view_matrix";
     const int64_t sizes[] = {rows, columns};
+    int64_t reach;
     attn_status status;
 
     if (!view)
         return fail_null(call, "view");
-    status = check_memory(call, dtype, sizes, 2);
+    status = check_memory(call, dtype, data, sizes, 2);
     if (status)
         return status;
+    if (!attn__mul_i64(rows, ld, &reach))
+        return attn__fail(ATTN_ERR_SIZE,
+                          "%s: rows is %" PRId64 ", ld %" PRId64
+                          "; they multiply to more than 2^63-1",
+                          call, rows, ld);
     write_view(view, dtype, data, 0,
                &(layout){{1, 1, rows, columns}, {0, 0, ld, 1}});
     return ATTN_OK;
@@ -213,7 +224,7 @@ attn_status attn_view_vector(attn_tensor *view, attn_dtype dtype,
 
     if (!view)
         return fail_null(call, "view");
-    status = check_memory(call, dtype, &n, 1);
+    status = check_memory(call, dtype, data, &n, 1);
     if (status)
         return status;
     write_view(view, dtype, data, 0, &(layout){{1, 1, 1, n}, {0, 0, 0, 1}});

@@ -1,0 +1,96 @@
+# Every tests/test_*.c is one program and one CTest, linked with the helpers,
+# which are all other tests/*.c. The scripts check what C cannot.
+set(attn_tests_dir "${PROJECT_SOURCE_DIR}/tests")
+file(GLOB attn_test_sources CONFIGURE_DEPENDS "${attn_tests_dir}/test_*.c")
+file(GLOB attn_helper_sources CONFIGURE_DEPENDS "${attn_tests_dir}/*.c")
+list(REMOVE_ITEM attn_helper_sources ${attn_test_sources} "")
+
+find_path(ATTN_CMOCKA_INCLUDE_DIR cmocka.h)
+find_library(ATTN_CMOCKA_LIBRARY cmocka)
+mark_as_advanced(ATTN_CMOCKA_INCLUDE_DIR ATTN_CMOCKA_LIBRARY)
+
+if(ATTN_CMOCKA_INCLUDE_DIR AND ATTN_CMOCKA_LIBRARY)
+    add_library(attn_test_base INTERFACE)
+    target_compile_definitions(attn_test_base INTERFACE
+        ATTN_TEST_DIR="${attn_tests_dir}")
+    target_include_directories(attn_test_base INTERFACE "${attn_tests_dir}")
+    target_include_directories(attn_test_base SYSTEM INTERFACE
+        "${ATTN_CMOCKA_INCLUDE_DIR}")
+    target_link_libraries(attn_test_base INTERFACE
+        attn_shared "${ATTN_CMOCKA_LIBRARY}" Threads::Threads m
+        ${CMAKE_DL_LIBS})
+    if(ATTN_STUB_BLAS)
+        target_compile_definitions(attn_test_base INTERFACE ATTN_STUB_BLAS)
+        target_link_libraries(attn_test_base INTERFACE attn_stub_blas)
+    endif()
+    set(attn_test_libraries attn_test_base)
+    if(attn_helper_sources)
+        add_library(attn_test_helpers STATIC ${attn_helper_sources})
+        attn_own_target(attn_test_helpers)
+        target_link_libraries(attn_test_helpers PUBLIC attn_test_base)
+        set(attn_test_libraries attn_test_helpers)
+    endif()
+    foreach(source IN LISTS attn_test_sources)
+        get_filename_component(name "${source}" NAME_WE)
+        add_executable(attn_${name} "${source}")
+        attn_own_target(attn_${name})
+        set_target_properties(attn_${name} PROPERTIES
+            OUTPUT_NAME ${name}
+            RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+        target_link_libraries(attn_${name} PRIVATE ${attn_test_libraries})
+        string(REGEX REPLACE "^test_" "" short "${name}")
+        add_test(NAME attn.${short} COMMAND attn_${name})
+        set_tests_properties(attn.${short} PROPERTIES
+            LABELS unit TIMEOUT 900 SKIP_RETURN_CODE 77)
+    endforeach()
+else()
+    list(APPEND attn_left_out
+        "the test programs (CMocka was not found, Debian has it as libcmocka-dev)")
+endif()
+
+# Each example checks what it computes and fails if that is wrong.
+get_property(attn_all_targets DIRECTORY "${PROJECT_SOURCE_DIR}"
+    PROPERTY BUILDSYSTEM_TARGETS)
+foreach(target IN LISTS attn_all_targets)
+    if(target MATCHES "^attn_example_(.*)$")
+        add_test(NAME attn.example.${CMAKE_MATCH_1} COMMAND ${target})
+        set_tests_properties(attn.example.${CMAKE_MATCH_1} PROPERTIES
+            LABELS example TIMEOUT 900)
+    endif()
+endforeach()
+
+# attn_script_test(<name> <script> <arguments...>)
+function(attn_script_test name script)
+    add_test(NAME attn.${name}
+        COMMAND sh "${attn_tests_dir}/${script}" ${ARGN})
+    set_tests_properties(attn.${name} PROPERTIES
+        LABELS tree TIMEOUT 900 SKIP_RETURN_CODE 77)
+endfunction()
+
+attn_script_test(includes check_includes.sh "${PROJECT_SOURCE_DIR}")
+attn_script_test(header header/check.sh "${PROJECT_SOURCE_DIR}")
+attn_script_test(format check_format.sh "${PROJECT_SOURCE_DIR}")
+# The rest looks at the libraries as they are shipped: a sanitizer or the stub
+# adds names and needs of its own.
+if(NOT ATTN_SANITIZE AND NOT ATTN_STUB_BLAS)
+    attn_script_test(symbols check_symbols.sh
+        "${PROJECT_SOURCE_DIR}" $<TARGET_FILE:attn_shared>)
+    attn_script_test(archive check_archive.sh $<TARGET_FILE:attn_static>)
+    attn_script_test(oneline check_oneline.sh
+        "${PROJECT_SOURCE_DIR}" "${CMAKE_C_COMPILER}")
+    attn_script_test(readme test_readme.sh
+        "${PROJECT_SOURCE_DIR}" $<TARGET_FILE_DIR:attn_shared>
+        "${CMAKE_C_COMPILER}")
+    if(ATTN_INSTALL)
+        set(attn_blas_arguments "")
+        foreach(name IN ITEMS
+                BLA_VENDOR ATTN_CBLAS_LIBRARIES ATTN_CBLAS_INCLUDE_DIR)
+            if(DEFINED CACHE{${name}} AND NOT "$CACHE{${name}}" STREQUAL "")
+                list(APPEND attn_blas_arguments "-D${name}=$CACHE{${name}}")
+            endif()
+        endforeach()
+        attn_script_test(consumers consumers/run.sh
+            "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}" "${CMAKE_COMMAND}"
+            "${CMAKE_C_COMPILER}" ${attn_blas_arguments})
+    endif()
+endif()

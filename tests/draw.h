@@ -1,0 +1,37 @@
+/*
+ * Random but replayable calls of attn_sdpa over the whole option space: the
+ * same seed and index give the same call on every machine.
+ */
+#ifndef TESTS_DRAW_H
+#define TESTS_DRAW_H
+
+#include "tensors.h"
+
+/* More sequences than any drawn call has. */
+#define DRAW_MAX_SEQS 6
+
+typedef struct drawn {
+    uint64_t seed, index;
+    attn_sdpa_params params;
+    tensor q, k, v, out; /* blocks NULL: alias of another */
+    tensor lse, weights, weights_mean;
+    int shares_kv; /* v is k's view */
+    int in_place;  /* out is q's view */
+    int threads;   /* 0: no context */
+    int use_work;  /* attn_sdpa_work in place of attn_sdpa */
+    int values;    /* class of the inputs' values, for the description */
+    double factor; /* of q's and k's numbers */
+    attn_mask masks[ATTN_MAX_MASKS];
+    tensor mask_memory[ATTN_MAX_MASKS];
+    int64_t q_offsets[DRAW_MAX_SEQS], prefix_lens[DRAW_MAX_SEQS];
+    int64_t q_lens[DRAW_MAX_SEQS], kv_lens[DRAW_MAX_SEQS];
+    int64_t cu_q[DRAW_MAX_SEQS + 1], cu_k[DRAW_MAX_SEQS + 1];
+} drawn;
+
+void draw_call(drawn *d, uint64_t seed, uint64_t index);
+void draw_free(drawn *d);
+
+/* The whole configuration on one line. */
+void draw_describe(const drawn *d, char *text, size_t size);
+
+#endif

@@ -1,0 +1,55 @@
+/*
+ * kit.h - what the tests of the interface share: random numbers, element
+ * access through strides, output capture. Nothing here knows attention.
+ */
+#ifndef KIT_H
+#define KIT_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "attn.h"
+
+#define COUNT(a) (sizeof(a) / sizeof(a)[0])
+
+/* Reproducible random numbers; one stream, for the main thread only. */
+void kit_seed(uint64_t seed);
+uint64_t kit_next(void);
+int64_t kit_int(int64_t low, int64_t high); /* both inclusive */
+double kit_real(void);                      /* in [-1, 1) */
+
+size_t kit_bytes(attn_dtype dtype); /* of one element */
+int64_t kit_elements(const attn_tensor *t);
+
+/* A contiguous (a, b, c, d) view; data may be NULL. */
+attn_tensor kit_view(attn_dtype dtype, void *data, int64_t a, int64_t b,
+                     int64_t c, int64_t d);
+/* The same over new memory (never NULL), filled with random numbers. */
+attn_tensor kit_make(attn_dtype dtype, int64_t a, int64_t b, int64_t c,
+                     int64_t d);
+void kit_drop(attn_tensor *t);
+
+double kit_get(const attn_tensor *t, int64_t a, int64_t b, int64_t c,
+               int64_t d);
+void kit_set(const attn_tensor *t, int64_t a, int64_t b, int64_t c, int64_t d,
+             double value);
+/* Every element, through the strides, gets a random number in [-1, 1). */
+void kit_fill(const attn_tensor *t);
+/* Every element gets this value. */
+void kit_fill_with(const attn_tensor *t, double value);
+/* Same shape and type, and the same bits in every element. */
+bool kit_same(const attn_tensor *x, const attn_tensor *y);
+
+/* Sends file descriptors 1 and 2 to memory until kit_capture_end(), which
+ * returns how many bytes came (0 if nothing is being captured). */
+void kit_capture_begin(void);
+int64_t kit_capture_end(void);
+
+/* Number of threads this process has now; -1 without /proc. */
+int kit_thread_count(void);
+
+#endif

@@ -1,0 +1,284 @@
+#!/usr/bin/env python3
+"""Write the golden vectors of tests/golden from PyTorch.
+
+requirements: torch==2.13.0 numpy
+
+Run:  python3 tests/make_golden.py     (writes beside itself, same bytes
+always: all inputs come from seeded generators)
+
+Every case is made twice, in float64 and in float32. The layout of what is
+written is described in tests/golden/README.md. PyTorch's empty rows, causal
+alignment and mask polarities are those of the calls used here; they are
+written down in each case.txt in the words of attn.h, never left to a default.
+"""
+
+import os
+import shutil
+import zlib
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
+TYPES = {"f64": (np.float64, torch.float64), "f32": (np.float32, torch.float32)}
+
+torch.set_num_threads(1)
+# The fast path of nn.MultiheadAttention does not honour all its arguments.
+torch.backends.mha.set_fastpath_enabled(False)
+
+
+def rng_of(name):
+    """One generator a case, so that adding a case moves no other."""
+    return np.random.default_rng(zlib.crc32(name.encode()))
+
+
+def four(a):
+    """The shape of an attn_tensor: leading sizes of 1 are added."""
+    return a.reshape((1,) * (4 - a.ndim) + a.shape)
+
+
+def write(name, lines, tensors):
+    folder = os.path.join(HERE, name)
+    os.makedirs(folder)
+    for role, value in tensors.items():
+        if isinstance(value, torch.Tensor):
+            value = value.detach().numpy()
+        np.save(os.path.join(folder, role + ".npy"),
+                np.ascontiguousarray(four(value)))
+    with open(os.path.join(folder, "case.txt"), "w") as f:
+        for line in lines:
+            f.write(line + "\n")
+        f.write("tensors " + " ".join(tensors) + "\n")
+
+
+def draw(rng, shape, dtype, factor=1.0):
+    return torch.from_numpy((rng.standard_normal(shape) * factor)
+                            .astype(TYPES[dtype][0]))
+
+
+# Attention ----------------------------------------------------------------
+
+
+def make_mask(rng, kind, shape, dtype):
+    """A mask that leaves every row at least one key (column 0)."""
+    hidden = rng.random(shape) < 0.4
+    if shape[-1] > 1:
+        hidden[..., 0] = False
+    if kind == "keep":
+        return torch.from_numpy(~hidden)
+    values = rng.standard_normal(shape)
+    values[hidden] = -np.inf
+    return torch.from_numpy(values.astype(TYPES[dtype][0]))
+
+
+def sdpa(name, B, Hq, Hkv, Tq, Tk, D, Dv, masks=None, causal=False,
+         scale=None, factor=1.0, empty_row=False):
+    for dtype in TYPES:
+        rng = rng_of(name)
+        q = draw(rng, (B, Hq, Tq, D), dtype, factor)
+        k = draw(rng, (B, Hkv, Tk, D), dtype, factor)
+        v = draw(rng, (B, Hkv, Tk, Dv), dtype)
+        lines = ["op sdpa", "dtype " + dtype]
+        tensors = {"q": q, "k": k, "v": v}
+        mask = None
+        if masks:
+            kind, shape = masks
+            mask = make_mask(rng, kind, shape, dtype)
+            if empty_row:
+                mask[..., Tq // 2, :] = False if kind == "keep" else -np.inf
+            tensors["mask0"] = mask.numpy().astype(
+                np.uint8 if kind == "keep" else TYPES[dtype][0])
+            lines.append("mask %s mask0" % kind)
+        if causal:
+            lines.append("causal top_left")
+        if scale is not None:
+            lines.append("scale %s" % float(scale).hex())
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scale,
+            enable_gqa=Hq != Hkv)
+        assert torch.isfinite(out).all(), name
+        tensors["out"] = out
+        # Not results of the call above, but the same formula in PyTorch.
+        z = q @ k.repeat_interleave(Hq // Hkv, 1).transpose(-1, -2)
+        z = z * (D ** -0.5 if scale is None else scale)
+        if mask is not None:
+            z = (z.masked_fill(~mask, -np.inf) if mask.dtype == torch.bool
+                 else z + mask)
+        if causal:
+            z = z.masked_fill(~torch.ones(Tq, Tk, dtype=torch.bool).tril(),
+                              -np.inf)
+        tensors["lse"] = torch.logsumexp(z, -1, keepdim=True)
+        if Tq * Tk <= 100:
+            tensors["weights"] = torch.nan_to_num(torch.softmax(z, -1))
+        write(name + "_" + dtype, lines, tensors)
+
+
+# Layers -------------------------------------------------------------------
+
+
+def mha(name, B, Tq, Tk, E, H, bias=True, kdim=None, vdim=None, self_=True,
+        batch_first=True, attn_mask=None, padding=False, average=False,
+        causal=False, in_out=False,
+        gain=1.0):
+    for dtype in TYPES:
+        rng = rng_of(name)
+        layer = torch.nn.MultiheadAttention(
+            E, H, bias=bias, kdim=kdim, vdim=vdim, batch_first=batch_first,
+            dtype=TYPES[dtype][1])
+        Ek, Ev = kdim or E, vdim or E
+        parts = [draw(rng, (E, n), dtype, gain * n ** -0.5)
+                 for n in (E, Ek, Ev, E)]
+        biases = [draw(rng, (E,), dtype, 0.5) for _ in range(4)]
+        separate = kdim is not None or vdim is not None
+        with torch.no_grad():
+            if separate:
+                layer.q_proj_weight.copy_(parts[0])
+                layer.k_proj_weight.copy_(parts[1])
+                layer.v_proj_weight.copy_(parts[2])
+            else:
+                layer.in_proj_weight.copy_(torch.cat(parts[:3]))
+            layer.out_proj.weight.copy_(parts[3])
+            if bias:
+                layer.in_proj_bias.copy_(torch.cat(biases[:3]))
+                layer.out_proj.bias.copy_(biases[3])
+
+        order = (lambda t, e: (B, t, e)) if batch_first else (
+            lambda t, e: (t, B, e))
+        x_q = draw(rng, order(Tq, E), dtype)
+        x_k = x_q if self_ else draw(rng, order(Tk, Ek), dtype)
+        x_v = x_q if self_ else draw(rng, order(Tk, Ev), dtype)
+        lines = ["op mha", "dtype " + dtype, "heads %d" % H,
+                 "weight_layout " + ("in_out" if in_out else "out_in"),
+                 "input " + ("bte" if batch_first else "tbe")]
+        tensors = {"x_q": x_q}
+        if not self_:
+            tensors.update(x_k=x_k, x_v=x_v)
+        if in_out:
+            for role, w in zip(("w_q", "w_k", "w_v", "w_o"), parts):
+                tensors[role] = w.T
+        elif separate:
+            tensors.update(w_q=parts[0], w_k=parts[1], w_v=parts[2],
+                           w_o=parts[3])
+        else:
+            tensors.update(w_qkv=torch.cat(parts[:3]), w_o=parts[3])
+        if bias:
+            if separate or in_out:
+                tensors.update(b_q=biases[0], b_k=biases[1], b_v=biases[2])
+            else:
+                tensors["b_qkv"] = torch.cat(biases[:3])
+            tensors["b_o"] = biases[3]
+
+        options = {}
+        if causal:
+            hidden = torch.ones(Tq, Tk, dtype=torch.bool).triu(1)
+            options.update(attn_mask=hidden, is_causal=True)
+            lines.append("causal top_left")
+        elif attn_mask in ("drop2", "drop3"):
+            shape = (Tq, Tk) if attn_mask == "drop2" else (B * H, Tq, Tk)
+            hidden = rng.random(shape) < 0.4
+            hidden[..., 0] = False
+            options["attn_mask"] = torch.from_numpy(hidden)
+            lines.append("mask drop mask0")
+            tensors["mask0"] = hidden.astype(np.uint8).reshape(
+                (1, 1, Tq, Tk) if attn_mask == "drop2" else (B, H, Tq, Tk))
+        elif attn_mask == "add":
+            added = make_mask(rng, "add", (Tq, Tk), dtype)
+            options["attn_mask"] = added
+            lines.append("mask add mask0")
+            tensors["mask0"] = added
+        if padding:
+            lens = rng.integers(1, Tk + 1, B)
+            hidden = np.arange(Tk)[None, :] >= lens[:, None]
+            if attn_mask == "add":  # PyTorch wants both masks of one type
+                add = np.where(hidden, -np.inf, 0).astype(TYPES[dtype][0])
+                options["key_padding_mask"] = torch.from_numpy(add)
+            else:
+                options["key_padding_mask"] = torch.from_numpy(hidden)
+            lines.append("mask drop mask1")
+            tensors["mask1"] = hidden.astype(np.uint8).reshape(B, 1, 1, Tk)
+        out, weights = layer(x_q, x_k, x_v, need_weights=True,
+                             average_attn_weights=average, **options)
+        assert torch.isfinite(out).all(), name
+        tensors["out"] = out
+        if average:
+            tensors["weights_mean"] = weights.reshape(B, 1, Tq, Tk)
+        else:
+            tensors["weights"] = weights
+        write(name + "_" + dtype, lines, tensors)
+
+
+def main():
+    for entry in os.listdir(HERE):
+        if os.path.isdir(os.path.join(HERE, entry)):
+            shutil.rmtree(os.path.join(HERE, entry))
+
+    # Five tokens, as in the article. The gain keeps outputs below 1, so that
+    # the last place of a number is at most 1.1e-16.
+    sdpa("article_single", 1, 1, 1, 5, 5, 4, 4)
+    sdpa("article_causal", 1, 1, 1, 5, 5, 4, 4, causal=True)
+    mha("article_multihead", 1, 5, 5, 16, 4, bias=False, in_out=True,
+        gain=0.6)
+    mha("article_multihead_causal", 1, 5, 5, 16, 4, bias=False, in_out=True,
+        causal=True, gain=0.6)
+    mha("article_multihead_cross", 1, 5, 7, 16, 4, bias=False, in_out=True,
+        self_=False, gain=0.6)
+
+    sdpa("sdpa_one", 1, 1, 1, 1, 1, 1, 1)
+    sdpa("sdpa_17", 2, 2, 2, 17, 17, 5, 5)
+    sdpa("sdpa_65", 1, 2, 2, 65, 65, 8, 8)
+    sdpa("sdpa_130", 1, 1, 1, 130, 130, 16, 16)
+    sdpa("sdpa_cross_5_130", 1, 2, 2, 5, 130, 8, 8)
+    sdpa("sdpa_cross_130_5", 1, 2, 2, 130, 5, 4, 4)
+    sdpa("sdpa_decode", 2, 2, 2, 1, 65, 8, 8)
+    sdpa("sdpa_causal_65", 1, 1, 1, 65, 65, 8, 8, causal=True)
+    sdpa("sdpa_causal_17_65", 1, 1, 1, 17, 65, 8, 8, causal=True)
+    sdpa("sdpa_causal_65_17", 1, 1, 1, 65, 17, 8, 8, causal=True)
+    sdpa("sdpa_keep_full", 2, 3, 3, 17, 17, 4, 4,
+         masks=("keep", (2, 3, 17, 17)))
+    sdpa("sdpa_keep_2d", 2, 2, 2, 5, 17, 8, 8, masks=("keep", (5, 17)))
+    sdpa("sdpa_keep_padding", 2, 2, 2, 5, 65, 4, 4,
+         masks=("keep", (2, 1, 1, 65)))
+    sdpa("sdpa_keep_empty_row", 1, 2, 2, 5, 17, 8, 8,
+         masks=("keep", (5, 17)), empty_row=True)
+    sdpa("sdpa_add_full", 2, 2, 2, 17, 17, 4, 4,
+         masks=("add", (2, 2, 17, 17)))
+    sdpa("sdpa_add_batch", 2, 2, 2, 5, 17, 8, 8, masks=("add", (2, 1, 5, 17)))
+    sdpa("sdpa_add_heads", 2, 3, 3, 17, 5, 4, 4, masks=("add", (1, 3, 17, 5)))
+    sdpa("sdpa_add_empty_row", 1, 2, 2, 5, 17, 8, 8,
+         masks=("add", (5, 17)), empty_row=True)
+    sdpa("sdpa_gqa", 2, 6, 2, 5, 17, 8, 8)
+    sdpa("sdpa_gqa_causal", 1, 6, 2, 17, 17, 4, 4, causal=True)
+    sdpa("sdpa_mqa_mask", 2, 4, 1, 5, 17, 8, 8, masks=("keep", (2, 4, 5, 17)))
+    sdpa("sdpa_narrow_value", 2, 2, 2, 17, 17, 8, 3)
+    sdpa("sdpa_wide_value", 1, 1, 1, 5, 65, 8, 17)
+    sdpa("sdpa_wide_value_causal", 1, 2, 2, 17, 17, 8, 17, causal=True)
+    sdpa("sdpa_scale", 1, 2, 2, 17, 17, 8, 8, scale=0.3)
+    sdpa("sdpa_scale_zero", 1, 1, 1, 5, 5, 8, 8, scale=0.0)
+    sdpa("sdpa_scale_negative", 1, 1, 1, 5, 17, 8, 8, scale=-0.5)
+    sdpa("sdpa_large_scores", 1, 2, 2, 17, 17, 8, 8, factor=12.0)
+
+    mha("mha_self", 2, 17, 17, 12, 3)
+    mha("mha_self_65", 1, 65, 65, 8, 2, average=True)
+    mha("mha_no_bias", 2, 5, 5, 12, 4, bias=False)
+    mha("mha_one_head", 1, 5, 5, 8, 1)
+    mha("mha_cross", 2, 5, 17, 12, 3, self_=False)
+    mha("mha_kdim_vdim", 2, 5, 17, 12, 3, self_=False, kdim=10, vdim=7)
+    mha("mha_kdim_no_bias", 1, 17, 5, 12, 3, self_=False, kdim=10,
+        bias=False)
+    mha("mha_time_first", 3, 5, 5, 12, 3, batch_first=False)
+    mha("mha_time_first_cross", 3, 5, 17, 12, 3, batch_first=False,
+        self_=False, average=True)
+    mha("mha_causal", 2, 17, 17, 12, 3, causal=True)
+    mha("mha_drop", 2, 5, 17, 12, 3, self_=False, attn_mask="drop2")
+    mha("mha_drop_heads", 2, 5, 17, 12, 3, self_=False, attn_mask="drop3")
+    mha("mha_padding", 3, 5, 17, 12, 3, self_=False, padding=True)
+    mha("mha_drop_padding", 3, 5, 17, 12, 3, self_=False, attn_mask="drop2",
+        padding=True, average=True)
+    mha("mha_add", 2, 17, 17, 12, 3, attn_mask="add")
+    mha("mha_add_padding", 3, 5, 17, 12, 3, self_=False, attn_mask="add",
+        padding=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,647 @@
+/*
+ * test_memory.c - every allocation fails once, and from then on; the calls
+ * with the caller's scratch memory never allocate; the query is enough for
+ * every smaller problem; threads that cannot be started are done without.
+ */
+#define _GNU_SOURCE 1
+
+#include "kit.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Sanitizers bring their own malloc and pthread_create: leave those alone. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define INTERPOSE 0
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
+    __has_feature(memory_sanitizer)
+#define INTERPOSE 0
+#endif
+#endif
+#ifndef INTERPOSE
+#define INTERPOSE 1
+#endif
+
+/*
+ * One counter for all ways of getting memory. While armed, attempt fail_at
+ * (and all later ones, if forever) fails.
+ */
+static atomic_long attempts;
+static atomic_long hook_attempts; /* those among them that came by the hooks */
+static _Thread_local bool inside_hook;
+static atomic_long live; /* blocks of the hooks not yet freed */
+static atomic_bool armed;
+static long fail_at;
+static bool forever;
+
+static void arm(long n, bool from_then_on)
+{
+    fail_at = n;
+    forever = from_then_on;
+    atomic_store(&attempts, 0);
+    atomic_store(&hook_attempts, 0);
+    atomic_store(&armed, true);
+}
+
+/* Returns how many attempts there were. */
+static long disarm(void)
+{
+    atomic_store(&armed, false);
+    return atomic_load(&attempts);
+}
+
+static bool must_fail(void)
+{
+    if (!atomic_load(&armed) || inside_hook)
+        return false;
+    const long n = atomic_fetch_add(&attempts, 1) + 1;
+    return fail_at > 0 && (n == fail_at || (forever && n > fail_at));
+}
+
+/* ---- the hooks of a context ---- */
+
+static void *hook_alloc(void *user, size_t bytes, size_t alignment)
+{
+    assert_ptr_equal(user, &live);
+    assert_true(alignment != 0 && (alignment & (alignment - 1)) == 0);
+    atomic_fetch_add(&hook_attempts, atomic_load(&armed));
+    if (must_fail())
+        return NULL;
+    if (alignment < sizeof(void *))
+        alignment = sizeof(void *);
+    inside_hook = true;
+    void *p = aligned_alloc(alignment, (bytes / alignment + 1) * alignment);
+    inside_hook = false;
+    if (p != NULL) {
+        memset(p, 0xA5, bytes); /* nobody may count on zeros */
+        atomic_fetch_add(&live, 1);
+    }
+    return p;
+}
+
+static void hook_free(void *user, void *p)
+{
+    assert_ptr_equal(user, &live);
+    if (p != NULL)
+        atomic_fetch_sub(&live, 1);
+    free(p);
+}
+
+static attn_context_params hooked(int32_t num_threads)
+{
+    attn_context_params p = ATTN_CONTEXT_PARAMS_INIT;
+    p.num_threads = num_threads;
+    p.alloc = hook_alloc;
+    p.free = hook_free;
+    p.alloc_user = &live;
+    return p;
+}
+
+static attn_context *make_context(int32_t num_threads)
+{
+    const attn_context_params p = hooked(num_threads);
+    attn_context *context = NULL;
+    assert_int_equal(attn_context_create(&context, &p), ATTN_OK);
+    return context;
+}
+
+/* ---- interposed C library ---- */
+
+#if INTERPOSE
+void *__libc_malloc(size_t bytes);
+void *__libc_calloc(size_t n, size_t bytes);
+void *__libc_realloc(void *p, size_t bytes);
+void *__libc_memalign(size_t alignment, size_t bytes);
+
+void *malloc(size_t bytes)
+{
+    return must_fail() ? NULL : __libc_malloc(bytes);
+}
+
+void *calloc(size_t n, size_t bytes)
+{
+    return must_fail() ? NULL : __libc_calloc(n, bytes);
+}
+
+void *realloc(void *p, size_t bytes)
+{
+    return must_fail() ? NULL : __libc_realloc(p, bytes);
+}
+
+void *aligned_alloc(size_t alignment, size_t bytes)
+{
+    return must_fail() ? NULL : __libc_memalign(alignment, bytes);
+}
+
+int posix_memalign(void **p, size_t alignment, size_t bytes)
+{
+    if (must_fail())
+        return ENOMEM;
+    *p = __libc_memalign(alignment, bytes);
+    return *p == NULL ? ENOMEM : 0;
+}
+
+/* Threads left to start; negative: any number. */
+static atomic_int threads_left = -1;
+static atomic_int threads_refused;
+
+typedef int create_fn(pthread_t *, const pthread_attr_t *, void *(*)(void *),
+                      void *);
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                   void *(*start)(void *), void *arg)
+{
+    if (atomic_load(&threads_left) == 0) {
+        atomic_fetch_add(&threads_refused, 1);
+        return EAGAIN;
+    }
+    if (atomic_load(&threads_left) > 0)
+        atomic_fetch_sub(&threads_left, 1);
+    create_fn *real;
+    void *symbol = dlsym(RTLD_NEXT, "pthread_create");
+    memcpy(&real, &symbol, sizeof real);
+    return real(thread, attributes, start, arg);
+}
+#endif
+
+/* Whether the functions above are the ones in use (valgrind has its own). */
+static bool interposed(void)
+{
+    void *(*volatile get)(size_t) = malloc;
+    arm(0, false);
+    free(get(8));
+    return disarm() == 1;
+}
+
+/* ---- the operations that allocate ---- */
+
+struct operation {
+    const char *name;
+    attn_status (*run)(const attn_context *);
+};
+
+#define NUM_OUTPUTS 4
+
+/* Inputs shared by all operations, and their outputs. */
+static struct {
+    attn_tensor q, k, v, x, w_in, w_out, bias;
+    attn_tensor out, lse, weights, y;
+    attn_tensor copies[NUM_OUTPUTS];
+    attn_sdpa_params sdpa;
+    attn_mha_params mha;
+} all;
+
+static attn_tensor *output(int n)
+{
+    attn_tensor *outputs[NUM_OUTPUTS] = {&all.out, &all.lse, &all.weights,
+                                         &all.y};
+    return outputs[n];
+}
+
+/* Strides that are not unit make the library pack, which takes memory. */
+static attn_tensor make_spread(int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    attn_tensor t = kit_make(ATTN_F32, a, b, c, 2 * d);
+    t.shape[3] = d;
+    t.stride[3] = 2;
+    return t;
+}
+
+static int make_all(void **state)
+{
+    (void)state;
+    kit_seed(3);
+    all.q = kit_make(ATTN_F32, 2, 4, 70, 24);
+    all.k = make_spread(2, 2, 90, 24);
+    all.v = make_spread(2, 2, 90, 20);
+    all.out = kit_make(ATTN_F32, 2, 4, 70, 20);
+    all.lse = kit_make(ATTN_F32, 2, 4, 70, 1);
+    all.weights = kit_make(ATTN_F32, 2, 4, 70, 90);
+    all.x = make_spread(2, 1, 40, 32);
+    all.w_in = kit_make(ATTN_F32, 1, 1, 96, 32);
+    all.w_out = kit_make(ATTN_F32, 1, 1, 32, 32);
+    all.bias = kit_make(ATTN_F32, 1, 1, 1, 96);
+    all.y = kit_make(ATTN_F32, 2, 1, 40, 32);
+    attn_sdpa_params_init(&all.sdpa);
+    all.sdpa.lse = &all.lse;
+    all.sdpa.weights = &all.weights;
+    attn_mha_params_init(&all.mha);
+    all.mha.weight_layout = ATTN_WEIGHT_OUT_IN;
+    all.mha.num_heads = 4;
+    all.mha.w_qkv = &all.w_in;
+    all.mha.b_qkv = &all.bias;
+    all.mha.w_o = &all.w_out;
+    for (int n = 0; n < NUM_OUTPUTS; n++) {
+        const int64_t *s = output(n)->shape;
+        all.copies[n] = kit_make(ATTN_F32, s[0], s[1], s[2], s[3]);
+    }
+    return 0;
+}
+
+static int drop_all(void **state)
+{
+    (void)state;
+    attn_tensor *made[] = {&all.q,       &all.k,    &all.v,    &all.out,
+                           &all.lse,     &all.x,    &all.w_in, &all.w_out,
+                           &all.weights, &all.bias, &all.y};
+    for (size_t n = 0; n < COUNT(made); n++)
+        kit_drop(made[n]);
+    for (int n = 0; n < NUM_OUTPUTS; n++)
+        kit_drop(&all.copies[n]);
+    return 0;
+}
+
+static attn_status run_sdpa(const attn_context *context)
+{
+    return attn_sdpa(context, &all.sdpa, &all.q, &all.k, &all.v, &all.out);
+}
+
+static attn_status run_mha(const attn_context *context)
+{
+    return attn_mha(context, &all.mha, &all.x, NULL, NULL, &all.y);
+}
+
+static attn_status run_linear(const attn_context *context)
+{
+    attn_tensor w = all.w_out;
+    return attn_linear(context, ATTN_WEIGHT_IN_OUT, &all.x, &w, NULL, &all.y);
+}
+
+static const struct operation operations[] = {
+    {"attn_sdpa", run_sdpa},
+    {"attn_mha", run_mha},
+    {"attn_linear", run_linear},
+};
+
+#define MARK (-77.0)
+
+static void mark_outputs(void)
+{
+    for (int n = 0; n < NUM_OUTPUTS; n++)
+        kit_fill_with(output(n), MARK);
+}
+
+static bool outputs_untouched(void)
+{
+    for (int n = 0; n < NUM_OUTPUTS; n++) {
+        const float *x = output(n)->data;
+        for (int64_t k = 0; k < kit_elements(output(n)); k++)
+            if ((double)x[k] > MARK || (double)x[k] < MARK)
+                return false;
+    }
+    return true;
+}
+
+static void remember_outputs(void)
+{
+    for (int n = 0; n < NUM_OUTPUTS; n++)
+        memcpy(all.copies[n].data, output(n)->data,
+               (size_t)kit_elements(output(n)) * sizeof(float));
+}
+
+static bool outputs_as_remembered(void)
+{
+    for (int n = 0; n < NUM_OUTPUTS; n++)
+        if (!kit_same(output(n), &all.copies[n]))
+            return false;
+    return true;
+}
+
+/* Attempt n fails for n = 1, 2, ... until the operation succeeds. */
+static void starve(const struct operation *op, const attn_context *context,
+                   bool from_then_on, const char *how)
+{
+    attn_status status = ATTN_ERR_NOMEM;
+    const long live_before = atomic_load(&live);
+    mark_outputs();
+    assert_int_equal(op->run(NULL), ATTN_OK);
+    remember_outputs();
+    for (long n = 1; status != ATTN_OK; n++) {
+        assert_true(n < 1000);
+        mark_outputs();
+        arm(n, from_then_on);
+        status = op->run(context);
+        const long tried = disarm();
+        if (status != ATTN_OK && status != ATTN_ERR_NOMEM)
+            fail_msg("%s, %s: %s", op->name, how, attn_last_error());
+        if (status == ATTN_OK && tried >= n)
+            fail_msg("%s, %s: attempt %ld failed unnoticed", op->name, how, n);
+        if (status == ATTN_ERR_NOMEM) {
+            assert_non_null(strstr(attn_last_error(), op->name));
+            assert_true(outputs_untouched());
+        }
+        if (atomic_load(&live) != live_before)
+            fail_msg("%s, %s: attempt %ld leaks", op->name, how, n);
+    }
+    /* The first success after all the failures is an ordinary one. */
+    assert_true(outputs_as_remembered());
+}
+
+static void test_context_hooks__each_failure_is_a_clean_status(void **state)
+{
+    (void)state;
+    for (size_t n = 0; n < COUNT(operations); n++) {
+        for (int32_t threads = 1; threads <= 3; threads += 2) {
+            attn_context *context = make_context(threads);
+            starve(&operations[n], context, false, "once");
+            starve(&operations[n], context, true, "from then on");
+            attn_context_destroy(context);
+            assert_int_equal(atomic_load(&live), 0);
+        }
+    }
+}
+
+static void test_context_create__each_failure_is_a_clean_status(void **state)
+{
+    (void)state;
+    const attn_context_params p = hooked(3);
+    for (int from_then_on = 0; from_then_on < 2; from_then_on++) {
+        attn_status status = ATTN_ERR_NOMEM;
+        for (long n = 1; status != ATTN_OK; n++) {
+            attn_context *context = NULL;
+            assert_true(n < 100);
+            arm(n, from_then_on == 1);
+            status = attn_context_create(&context, &p);
+            disarm();
+            if (status == ATTN_OK)
+                attn_context_destroy(context);
+            else
+                assert_null(context);
+            assert_int_equal(atomic_load(&live), 0);
+        }
+    }
+}
+
+/* Everything a context takes, it takes through the hooks. */
+static void test_context_hooks__are_the_only_source(void **state)
+{
+    (void)state;
+    if (!interposed())
+        skip();
+    for (size_t n = 0; n < COUNT(operations); n++) {
+        attn_context *context = make_context(1);
+        assert_int_equal(operations[n].run(context), ATTN_OK);
+        arm(0, false);
+        assert_int_equal(operations[n].run(context), ATTN_OK);
+        const long tried = disarm();
+        if (tried == 0 || tried != atomic_load(&hook_attempts))
+            fail_msg("%s: %ld attempts, %ld of them by the hooks",
+                     operations[n].name, tried, atomic_load(&hook_attempts));
+        attn_context_destroy(context);
+    }
+}
+
+static void test_default_context__each_failure_is_a_clean_status(void **state)
+{
+    (void)state;
+    if (!interposed())
+        skip();
+    for (size_t n = 0; n < COUNT(operations); n++) {
+        assert_int_equal(operations[n].run(NULL), ATTN_OK);
+        starve(&operations[n], NULL, false, "once");
+        starve(&operations[n], NULL, true, "from then on");
+    }
+}
+
+/* ---- the calls that never allocate ---- */
+
+static void *make_work(size_t bytes, size_t alignment)
+{
+    void *work = NULL;
+    if (alignment < sizeof(void *))
+        alignment = sizeof(void *);
+    if (posix_memalign(&work, alignment, bytes + 1) != 0)
+        fail_msg("out of memory");
+    memset(work, 0xA5, bytes);
+    return work;
+}
+
+static void sdpa_work_run(const attn_context *context)
+{
+    size_t bytes;
+    size_t alignment;
+    assert_int_equal(attn_sdpa_workspace(context, &all.sdpa, &all.q, &all.k,
+                                         &all.v, &all.out, &bytes, &alignment),
+                     ATTN_OK);
+    void *work = make_work(bytes, alignment);
+    arm(0, false);
+    const attn_status status = attn_sdpa_work(
+        context, &all.sdpa, &all.q, &all.k, &all.v, &all.out, work, bytes);
+    assert_int_equal(disarm(), 0);
+    assert_int_equal(status, ATTN_OK);
+    free(work);
+}
+
+static void mha_work_run(const attn_context *context)
+{
+    size_t bytes;
+    size_t alignment;
+    assert_int_equal(attn_mha_workspace(context, &all.mha, &all.x, NULL, NULL,
+                                        &all.y, &bytes, &alignment),
+                     ATTN_OK);
+    void *work = make_work(bytes, alignment);
+    arm(0, false);
+    const attn_status status = attn_mha_work(context, &all.mha, &all.x, NULL,
+                                             NULL, &all.y, work, bytes);
+    assert_int_equal(disarm(), 0);
+    assert_int_equal(status, ATTN_OK);
+    free(work);
+}
+
+static void work_equals_plain(void (*work)(const attn_context *),
+                              const struct operation *plain)
+{
+    mark_outputs();
+    for (int32_t threads = 1; threads <= 3; threads++) {
+        attn_context *context = make_context(threads);
+        mark_outputs();
+        /* The plain calls first: one starts the threads, and both let the
+         * BLAS library get the buffers that it keeps. */
+        assert_int_equal(plain->run(context), ATTN_OK);
+        assert_int_equal(plain->run(NULL), ATTN_OK);
+        remember_outputs();
+        mark_outputs();
+        work(context);
+        assert_true(outputs_as_remembered());
+        attn_context_destroy(context);
+    }
+    assert_int_equal(atomic_load(&live), 0);
+}
+
+static void test_sdpa_work__never_allocates(void **state)
+{
+    (void)state;
+    work_equals_plain(sdpa_work_run, &operations[0]);
+}
+
+static void test_mha_work__never_allocates(void **state)
+{
+    (void)state;
+    work_equals_plain(mha_work_run, &operations[1]);
+}
+
+/* ---- the query ---- */
+
+struct problem {
+    int64_t size[7]; /* B, Hkv, G, Tq, Tk, D, Dv */
+};
+
+static size_t query(int32_t threads, const struct problem *p, bool outputs,
+                    size_t *alignment)
+{
+    static const float nothing[1] = {0};
+    const int64_t *s = p->size;
+    const int64_t heads = s[1] * s[2];
+    attn_tensor q, k, v, out, lse, weights;
+    attn_sdpa_params params = ATTN_SDPA_PARAMS_INIT;
+    attn_view_bhtd(&q, ATTN_F32, nothing, s[0], heads, s[3], s[5]);
+    attn_view_bhtd(&k, ATTN_F32, nothing, s[0], s[1], s[4], s[5]);
+    attn_view_bhtd(&v, ATTN_F32, nothing, s[0], s[1], s[4], s[6]);
+    attn_view_bhtd(&out, ATTN_F32, nothing, s[0], heads, s[3], s[6]);
+    attn_view_bhtd(&lse, ATTN_F32, nothing, s[0], heads, s[3], 1);
+    attn_view_bhtd(&weights, ATTN_F32, nothing, s[0], heads, s[3], s[4]);
+    /* Far apart, so that the views do not overlap; nothing is read. */
+    out.data = (void *)((uintptr_t)1 << 40);
+    lse.data = (void *)((uintptr_t)2 << 40);
+    weights.data = (void *)((uintptr_t)3 << 40);
+    if (outputs) {
+        params.lse = &lse;
+        params.weights = &weights;
+    }
+    attn_context_params cp = ATTN_CONTEXT_PARAMS_INIT;
+    attn_context *context = NULL;
+    size_t bytes = 0;
+    cp.num_threads = threads;
+    assert_int_equal(attn_context_create(&context, &cp), ATTN_OK);
+    const attn_status status = attn_sdpa_workspace(context, &params, &q, &k, &v,
+                                                   &out, &bytes, alignment);
+    attn_context_destroy(context);
+    if (status != ATTN_OK)
+        fail_msg("%s", attn_last_error());
+    return bytes;
+}
+
+static void test_sdpa_workspace__is_enough_for_smaller_problems(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 1500; seed++) {
+        kit_seed(seed);
+        const int64_t largest = kit_int(0, 1) == 1 ? 20 : 900;
+        struct problem large;
+        struct problem small;
+        for (int n = 0; n < 7; n++) {
+            large.size[n] = kit_int(1, n < 3 ? 6 : largest);
+            small.size[n] = kit_int(0, large.size[n]);
+            if (kit_int(0, 2) == 0)
+                small.size[n] = large.size[n];
+        }
+        /* Sizes of the call are those of its tensors: Hq = Hkv G counts. */
+        if (small.size[1] == 0)
+            small.size[1] = small.size[2] = 1;
+        const int32_t threads = (int32_t)kit_int(1, 9);
+        const int32_t fewer = (int32_t)kit_int(1, threads);
+        const bool outputs = kit_int(0, 1) == 1;
+        size_t alignment = 0;
+        size_t small_alignment = 0;
+        const size_t bytes = query(threads, &large, outputs, &alignment);
+        const size_t needed = query(
+            fewer, &small, outputs && kit_int(0, 1) == 1, &small_alignment);
+        if (needed > bytes || small_alignment > alignment)
+            fail_msg("seed %d: %zu bytes at %zu are not enough for %zu at %zu",
+                     (int)seed, bytes, alignment, needed, small_alignment);
+    }
+}
+
+/* The promise is about calls: the scratch memory of a larger problem is taken
+ * for a smaller one and gives the same bits. */
+static void test_sdpa_work__takes_the_memory_of_a_larger_problem(void **state)
+{
+    (void)state;
+    size_t bytes;
+    size_t alignment;
+    attn_context *context = make_context(3);
+    assert_int_equal(attn_sdpa_workspace(context, &all.sdpa, &all.q, &all.k,
+                                         &all.v, &all.out, &bytes, &alignment),
+                     ATTN_OK);
+    void *work = make_work(bytes, alignment);
+    for (int64_t len = 1; len <= 70; len += 3) {
+        attn_tensor q = all.q;
+        attn_tensor k = all.k;
+        attn_tensor v = all.v;
+        attn_tensor out = all.out;
+        q.shape[2] = out.shape[2] = len;
+        k.shape[2] = v.shape[2] = 90 - len;
+        mark_outputs();
+        assert_int_equal(attn_sdpa(NULL, NULL, &q, &k, &v, &out), ATTN_OK);
+        remember_outputs();
+        mark_outputs();
+        assert_int_equal(
+            attn_sdpa_work(context, NULL, &q, &k, &v, &out, work, bytes),
+            ATTN_OK);
+        assert_true(outputs_as_remembered());
+    }
+    free(work);
+    attn_context_destroy(context);
+}
+
+/* Scratch memory does not grow with the lengths. */
+static void test_sdpa_workspace__is_constant_in_the_lengths(void **state)
+{
+    (void)state;
+    const struct problem some = {{1, 1, 1, 4096, 4096, 64, 64}};
+    const struct problem more = {{1, 1, 1, 65536, 65536, 64, 64}};
+    size_t alignment;
+    assert_true(query(1, &more, false, &alignment) <=
+                query(1, &some, false, &alignment));
+    assert_true(query(1, &more, false, &alignment) <= (size_t)4 << 20);
+    assert_true(query(4, &more, false, &alignment) <= (size_t)16 << 20);
+}
+
+/* ---- threads that cannot be started ---- */
+
+#if INTERPOSE
+static void test_threads__fewer_than_asked_for_is_no_error(void **state)
+{
+    (void)state;
+    for (int left = 0; left < 3; left++) {
+        attn_context *context = make_context(4);
+        mark_outputs();
+        assert_int_equal(run_sdpa(NULL), ATTN_OK);
+        remember_outputs();
+        mark_outputs();
+        atomic_store(&threads_left, left);
+        atomic_store(&threads_refused, 0);
+        const attn_status status = run_sdpa(context);
+        atomic_store(&threads_left, -1);
+        assert_int_equal(status, ATTN_OK);
+        assert_true(atomic_load(&threads_refused) > 0);
+        assert_true(outputs_as_remembered());
+        attn_context_destroy(context);
+        assert_int_equal(atomic_load(&live), 0);
+    }
+}
+#endif
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_context_hooks__each_failure_is_a_clean_status),
+        cmocka_unit_test(test_context_create__each_failure_is_a_clean_status),
+        cmocka_unit_test(test_context_hooks__are_the_only_source),
+        cmocka_unit_test(test_default_context__each_failure_is_a_clean_status),
+        cmocka_unit_test(test_sdpa_work__never_allocates),
+        cmocka_unit_test(test_mha_work__never_allocates),
+        cmocka_unit_test(test_sdpa_workspace__is_enough_for_smaller_problems),
+        cmocka_unit_test(test_sdpa_work__takes_the_memory_of_a_larger_problem),
+        cmocka_unit_test(test_sdpa_workspace__is_constant_in_the_lengths),
+#if INTERPOSE
+        cmocka_unit_test(test_threads__fewer_than_asked_for_is_no_error),
+#endif
+    };
+    return cmocka_run_group_tests(tests, make_all, drop_all);
+}

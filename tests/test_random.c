@@ -1,0 +1,177 @@
+/*
+ * Random calls of attn_sdpa over the whole option space against the oracle.
+ *
+ *   ATTN_TEST_SEED   which stream of calls (default 1)
+ *   ATTN_TEST_COUNT  how many (default: some ten seconds' worth)
+ *   ATTN_TEST_FIRST  index of the first; a failure prints all three, and with
+ *                    them exactly the failing call is run again
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "compare.h"
+#include "draw.h"
+
+enum { DEFAULT_COUNT = 1500, MAX_THREADS = 3 };
+
+static uint64_t from_environment(const char *name, uint64_t otherwise)
+{
+    const char *text = getenv(name);
+    return text && *text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+/* One for every number of threads, made at first need. */
+static attn_context *contexts[MAX_THREADS + 1];
+
+static attn_context *context_for(int threads)
+{
+    if (threads > 0 && !contexts[threads]) {
+        attn_context_params p = ATTN_CONTEXT_PARAMS_INIT;
+        p.num_threads = threads;
+        assert_int_equal(attn_context_create(&contexts[threads], &p), ATTN_OK);
+    }
+    return contexts[threads];
+}
+
+static int destroy_contexts(void **state)
+{
+    (void)state;
+    for (int n = 0; n <= MAX_THREADS; n++)
+        attn_context_destroy(contexts[n]);
+    return 0;
+}
+
+/* The call with scratch memory of exactly the size that was asked for. */
+static attn_status run_with_work(drawn *d, const attn_context *context)
+{
+    size_t bytes, alignment;
+    attn_status s =
+        attn_sdpa_workspace(context, &d->params, &d->q.view, &d->k.view,
+                            &d->v.view, &d->out.view, &bytes, &alignment);
+    if (s != ATTN_OK)
+        return s;
+    unsigned char *memory = malloc(bytes + alignment);
+    assert_non_null(memory);
+    /* NaNs, so that scratch memory read before it is written shows. */
+    memset(memory, 0xFF, bytes + alignment);
+    unsigned char *aligned =
+        memory + (alignment - (uintptr_t)memory % alignment) % alignment;
+    s = attn_sdpa_work(context, &d->params, &d->q.view, &d->k.view, &d->v.view,
+                       &d->out.view, aligned, bytes);
+    free(memory);
+    return s;
+}
+
+static attn_status run(drawn *d)
+{
+    const attn_context *context = context_for(d->threads);
+    if (d->use_work)
+        return run_with_work(d, context);
+    return attn_sdpa(context, &d->params, &d->q.view, &d->k.view, &d->v.view,
+                     &d->out.view);
+}
+
+/* Elements that no sequence owns must be what they were before. */
+static int64_t written_outside(const attn_tensor *now,
+                               const attn_tensor *before,
+                               const ref_tensor *want)
+{
+    int64_t written = 0;
+    const int64_t *n = want->shape;
+    for (int64_t i = 0; i < n[1] * n[2] * n[3]; i++) {
+        const int64_t d = i % n[3], t = i / n[3] % n[2], h = i / n[3] / n[2];
+        if (n[0] == 0 || ref_at(want, 0, h, t, d)->error != REF_UNTOUCHED)
+            continue;
+        const long double x = ref_get(now, 0, h, t, d);
+        const long double y = ref_get(before, 0, h, t, d);
+        written += !(x == y || (isnan(x) && isnan(y)));
+    }
+    if (written)
+        print_error("%" PRId64 " elements of no sequence were written\n",
+                    written);
+    return written;
+}
+
+static int64_t check_surroundings(const char *name, const tensor *t)
+{
+    if (!t->block || tensor_surroundings_intact(t))
+        return 0;
+    print_error("memory around %s was written\n", name);
+    return 1;
+}
+
+static int64_t check_output(const char *name, const char *context,
+                            const tensor *t, const ref_tensor *want)
+{
+    if (!t->block)
+        return 0;
+    return compare_tensor(name, context, &t->view, want, 1.0) +
+           check_surroundings(name, t);
+}
+
+static int64_t check_call(drawn *d, const char *context)
+{
+    ref_result want;
+    ref_sdpa(&want, &d->params, &d->q.view, &d->k.view, &d->v.view);
+    tensor before = tensor_copy(&d->out.view, d->out.view.dtype);
+    int64_t wrong = 0;
+    const attn_status status = run(d);
+    if (status != ATTN_OK) {
+        print_error("%s: %s; %s\n", attn_strerror(status), attn_last_error(),
+                    context);
+        wrong = 1;
+    } else {
+        const tensor *out = d->in_place ? &d->q : &d->out;
+        wrong += check_output("out", context, out, &want.out);
+        wrong += check_output("lse", context, &d->lse, &want.lse);
+        wrong += check_output("weights", context, &d->weights, &want.weights);
+        wrong += check_output("weights_mean", context, &d->weights_mean,
+                              &want.weights_mean);
+        wrong += written_outside(&d->out.view, &before.view, &want.out);
+    }
+    wrong += check_surroundings("q", &d->q);
+    wrong += check_surroundings("k", &d->k);
+    wrong += check_surroundings("v", &d->v);
+    tensor_free(&before);
+    ref_free(&want);
+    return wrong;
+}
+
+static void test_sdpa__random_calls_agree_with_oracle(void **state)
+{
+    (void)state;
+    const uint64_t seed = from_environment("ATTN_TEST_SEED", 1);
+    const uint64_t first = from_environment("ATTN_TEST_FIRST", 0);
+    const uint64_t count = from_environment("ATTN_TEST_COUNT", DEFAULT_COUNT);
+    uint64_t failed = 0;
+    for (uint64_t n = first; n < first + count && failed < 5; n++) {
+        char context[4096];
+        drawn d;
+        draw_call(&d, seed, n);
+        draw_describe(&d, context, sizeof context);
+        const int64_t wrong = check_call(&d, context);
+        draw_free(&d);
+        if (wrong)
+            print_error("in %s\n", context);
+        failed += wrong != 0;
+    }
+    print_message("%" PRIu64 " calls, largest fraction of an error bound "
+                  "%.3f\n",
+                  count, compare_worst());
+    if (failed)
+        fail_msg("%" PRIu64 " calls failed (seed %" PRIu64 ")", failed, seed);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sdpa__random_calls_agree_with_oracle)};
+    return cmocka_run_group_tests(tests, NULL, destroy_contexts);
+}

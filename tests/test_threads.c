@@ -1,0 +1,674 @@
+/*
+ * test_threads.c - the number of threads, who runs them and what else is in
+ * the batch change no bit of any result.
+ */
+#define _GNU_SOURCE 1
+
+#include "kit.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+/* ---- problems ---- */
+
+struct shape {
+    attn_dtype dtype;
+    int64_t B, Hq, Hkv, Tq, Tk, D, Dv;
+    int causal;
+};
+
+/* Few and many tasks, long and short rows, decoding, groups of heads. */
+static const struct shape shapes[] = {
+    {ATTN_F32, 1, 1, 1, 300, 300, 32, 32, 0},
+    {ATTN_F32, 1, 1, 1, 300, 300, 32, 32, 1},
+    {ATTN_F64, 1, 2, 1, 150, 333, 24, 40, 1},
+    {ATTN_F32, 3, 5, 5, 17, 40, 16, 16, 0},
+    {ATTN_F64, 2, 4, 2, 33, 65, 8, 12, 1},
+    {ATTN_F32, 1, 8, 2, 1, 3000, 64, 64, 0},
+    {ATTN_F32, 1, 1, 1, 1, 5000, 64, 64, 0},
+    {ATTN_F64, 2, 6, 3, 3, 2000, 32, 32, 0},
+    {ATTN_F32, 1, 1, 1, 700, 70, 64, 64, 0},
+};
+
+struct problem {
+    attn_sdpa_params p;
+    attn_tensor q, k, v, out, lse, weights, mean;
+    attn_mask mask;
+};
+
+static void make_problem(struct problem *x, const struct shape *s, bool masked)
+{
+    attn_sdpa_params_init(&x->p);
+    x->q = kit_make(s->dtype, s->B, s->Hq, s->Tq, s->D);
+    x->k = kit_make(s->dtype, s->B, s->Hkv, s->Tk, s->D);
+    x->v = kit_make(s->dtype, s->B, s->Hkv, s->Tk, s->Dv);
+    x->out = kit_make(s->dtype, s->B, s->Hq, s->Tq, s->Dv);
+    x->lse = kit_make(s->dtype, s->B, s->Hq, s->Tq, 1);
+    x->weights = kit_make(s->dtype, s->B, s->Hq, s->Tq, s->Tk);
+    x->mean = kit_make(s->dtype, s->B, 1, s->Tq, s->Tk);
+    x->mask.kind = ATTN_MASK_KEEP;
+    x->mask.reserved = 0;
+    x->mask.view = kit_make(ATTN_U8, s->B, 1, s->Tq, s->Tk);
+    x->p.causal = s->causal;
+    x->p.align = ATTN_ALIGN_BOTTOM_RIGHT;
+    x->p.masks = &x->mask;
+    x->p.num_masks = masked;
+    x->p.lse = &x->lse;
+    x->p.weights = &x->weights;
+    x->p.weights_mean = &x->mean;
+}
+
+static void drop_problem(struct problem *x)
+{
+    attn_tensor *made[] = {&x->q,   &x->k,       &x->v,    &x->out,
+                           &x->lse, &x->weights, &x->mean, &x->mask.view};
+    for (size_t n = 0; n < COUNT(made); n++)
+        kit_drop(made[n]);
+}
+
+#define NUM_RESULTS 4
+
+static const attn_tensor *result(const struct problem *x, int n)
+{
+    const attn_tensor *results[NUM_RESULTS] = {&x->out, &x->lse, &x->weights,
+                                               &x->mean};
+    return results[n];
+}
+
+/* The results of one run, as bytes. */
+struct bits {
+    unsigned char *bytes[NUM_RESULTS];
+    size_t count[NUM_RESULTS];
+};
+
+static struct bits take_bits(const struct problem *x)
+{
+    struct bits r;
+    for (int n = 0; n < NUM_RESULTS; n++) {
+        const attn_tensor *t = result(x, n);
+        r.count[n] = (size_t)kit_elements(t) * kit_bytes(t->dtype);
+        r.bytes[n] = malloc(r.count[n] + 1);
+        assert_non_null(r.bytes[n]);
+        memcpy(r.bytes[n], t->data, r.count[n]);
+        memset(t->data, 0xA5, r.count[n]);
+    }
+    return r;
+}
+
+static void drop_bits(struct bits *r)
+{
+    for (int n = 0; n < NUM_RESULTS; n++)
+        free(r->bytes[n]);
+}
+
+static bool same_bits(const struct bits *a, const struct bits *b)
+{
+    for (int n = 0; n < NUM_RESULTS; n++)
+        if (memcmp(a->bytes[n], b->bytes[n], a->count[n]) != 0)
+            return false;
+    return true;
+}
+
+static struct bits run(struct problem *x, const attn_context *context)
+{
+    if (attn_sdpa(context, &x->p, &x->q, &x->k, &x->v, &x->out) != ATTN_OK)
+        fail_msg("%s", attn_last_error());
+    return take_bits(x);
+}
+
+static attn_context *make_context(int32_t threads, attn_parallel_for_fn host,
+                                  void *user)
+{
+    attn_context_params p = ATTN_CONTEXT_PARAMS_INIT;
+    attn_context *context = NULL;
+    p.num_threads = threads;
+    p.parallel_for = host;
+    p.parallel_user = user;
+    if (attn_context_create(&context, &p) != ATTN_OK)
+        fail_msg("%s", attn_last_error());
+    return context;
+}
+
+/* ---- hosts ---- */
+
+static void in_order(void *user, int64_t n, attn_task_fn task, void *arg)
+{
+    (void)user;
+    for (int64_t i = 0; i < n; i++)
+        task(arg, i);
+}
+
+static void in_reverse(void *user, int64_t n, attn_task_fn task, void *arg)
+{
+    (void)user;
+    for (int64_t i = n - 1; i >= 0; i--)
+        task(arg, i);
+}
+
+struct one_task {
+    attn_task_fn task;
+    void *arg;
+    int64_t index;
+};
+
+static void *run_one_task(void *p)
+{
+    const struct one_task *t = p;
+    t->task(t->arg, t->index);
+    return NULL;
+}
+
+static void one_thread_each(void *user, int64_t n, attn_task_fn task, void *arg)
+{
+    pthread_t threads[64];
+    struct one_task tasks[64];
+    (void)user;
+    for (int64_t i = 0; i < n && i < 64; i++) {
+        tasks[i].task = task;
+        tasks[i].arg = arg;
+        tasks[i].index = i;
+        if (pthread_create(&threads[i], NULL, run_one_task, &tasks[i]) != 0)
+            abort();
+    }
+    for (int64_t i = 0; i < n && i < 64; i++)
+        pthread_join(threads[i], NULL);
+    for (int64_t i = 64; i < n; i++)
+        task(arg, i);
+}
+
+/* Also counts how often it was asked, and the largest n. */
+struct counter {
+    atomic_long calls;
+    atomic_long largest;
+};
+
+static void counting(void *user, int64_t n, attn_task_fn task, void *arg)
+{
+    struct counter *c = user;
+    atomic_fetch_add(&c->calls, 1);
+    if (n > atomic_load(&c->largest))
+        atomic_store(&c->largest, (long)n);
+    in_order(NULL, n, task, arg);
+}
+
+static const struct {
+    const char *name;
+    attn_parallel_for_fn run;
+} hosts[] = {{"the pool", NULL},
+             {"in order", in_order},
+             {"in reverse", in_reverse},
+             {"one thread each", one_thread_each}};
+
+/* ---- tests ---- */
+
+static void test_sdpa__bits_do_not_depend_on_threads(void **state)
+{
+    (void)state;
+    static const int32_t counts[] = {1, 2, 3, 7};
+    kit_seed(5);
+    for (size_t n = 0; n < COUNT(shapes); n++) {
+        for (int masked = 0; masked < 2; masked++) {
+            struct problem x;
+            make_problem(&x, &shapes[n], masked == 1);
+            struct bits want = run(&x, NULL);
+            for (size_t host = 0; host < COUNT(hosts); host++) {
+                for (size_t k = 0; k < COUNT(counts); k++) {
+                    attn_context *context =
+                        make_context(counts[k], hosts[host].run, NULL);
+                    struct bits met = run(&x, context);
+                    if (!same_bits(&want, &met))
+                        fail_msg("shape %zu, mask %d, %s, %d threads: other "
+                                 "bits",
+                                 n, masked, hosts[host].name, (int)counts[k]);
+                    drop_bits(&met);
+                    attn_context_destroy(context);
+                }
+            }
+            drop_bits(&want);
+            drop_problem(&x);
+        }
+    }
+}
+
+/* Asking for LSE and weights changes no bit of out, with threads or without. */
+static void test_sdpa__bits_of_out_do_not_depend_on_outputs(void **state)
+{
+    (void)state;
+    for (size_t n = 0; n < COUNT(shapes); n++) {
+        struct problem x;
+        make_problem(&x, &shapes[n], false);
+        attn_context *context = make_context(3, NULL, NULL);
+        struct bits all = run(&x, NULL);
+        x.p.lse = x.p.weights = x.p.weights_mean = NULL;
+        struct bits alone = run(&x, context);
+        assert_memory_equal(all.bytes[0], alone.bytes[0], all.count[0]);
+        drop_bits(&all);
+        drop_bits(&alone);
+        drop_problem(&x);
+        attn_context_destroy(context);
+    }
+}
+
+static void test_sdpa__twice_in_a_row_gives_the_same_bits(void **state)
+{
+    (void)state;
+    attn_context *context = make_context(3, NULL, NULL);
+    for (size_t n = 0; n < COUNT(shapes); n++) {
+        struct problem x;
+        make_problem(&x, &shapes[n], false);
+        struct bits first = run(&x, context);
+        struct bits second = run(&x, context);
+        assert_true(same_bits(&first, &second));
+        drop_bits(&first);
+        drop_bits(&second);
+        drop_problem(&x);
+    }
+    attn_context_destroy(context);
+}
+
+/* One entry of a batch alone has the bits it has among others. */
+static void test_sdpa__bits_do_not_depend_on_the_rest_of_the_batch(void **state)
+{
+    (void)state;
+    const struct shape s = {ATTN_F32, 4, 6, 3, 77, 90, 24, 24, 1};
+    attn_context *context = make_context(3, NULL, NULL);
+    struct problem x;
+    make_problem(&x, &s, false);
+    x.p.weights = x.p.weights_mean = x.p.lse = NULL;
+    struct bits whole = run(&x, context);
+    const size_t each = whole.count[0] / (size_t)s.B;
+    for (int64_t b = 0; b < s.B; b++) {
+        attn_tensor q = x.q;
+        attn_tensor k = x.k;
+        attn_tensor v = x.v;
+        attn_tensor out = x.out;
+        attn_tensor *all[] = {&q, &k, &v};
+        for (int n = 0; n < 3; n++) {
+            all[n]->data = (float *)all[n]->data + b * all[n]->stride[0];
+            all[n]->shape[0] = 1;
+        }
+        out.shape[0] = 1;
+        assert_int_equal(attn_sdpa(NULL, &x.p, &q, &k, &v, &out), ATTN_OK);
+        assert_memory_equal(out.data, whole.bytes[0] + (size_t)b * each, each);
+    }
+    drop_bits(&whole);
+    drop_problem(&x);
+    attn_context_destroy(context);
+}
+
+struct layer {
+    attn_mha_params p;
+    attn_tensor x, w_in, b_in, w_out, y;
+};
+
+static void make_layer(struct layer *l, attn_dtype dtype)
+{
+    attn_mha_params_init(&l->p);
+    l->x = kit_make(dtype, 2, 1, 70, 48);
+    l->w_in = kit_make(dtype, 1, 1, 3 * 48, 48);
+    l->b_in = kit_make(dtype, 1, 1, 1, 3 * 48);
+    l->w_out = kit_make(dtype, 1, 1, 48, 48);
+    l->y = kit_make(dtype, 2, 1, 70, 48);
+    l->p.weight_layout = ATTN_WEIGHT_OUT_IN;
+    l->p.num_heads = 4;
+    l->p.w_qkv = &l->w_in;
+    l->p.b_qkv = &l->b_in;
+    l->p.w_o = &l->w_out;
+}
+
+static void drop_layer(struct layer *l)
+{
+    kit_drop(&l->x);
+    kit_drop(&l->w_in);
+    kit_drop(&l->b_in);
+    kit_drop(&l->w_out);
+    kit_drop(&l->y);
+}
+
+static void test_mha_and_linear__bits_do_not_depend_on_threads(void **state)
+{
+    (void)state;
+    for (attn_dtype dtype = ATTN_F32; dtype <= ATTN_F64; dtype++) {
+        struct layer l;
+        make_layer(&l, dtype);
+        attn_tensor y = kit_make(dtype, 2, 1, 70, 48);
+        attn_tensor z = kit_make(dtype, 2, 1, 70, 48);
+        assert_int_equal(attn_mha(NULL, &l.p, &l.x, NULL, NULL, &y), ATTN_OK);
+        assert_int_equal(
+            attn_linear(NULL, ATTN_WEIGHT_OUT_IN, &l.x, &l.w_out, NULL, &z),
+            ATTN_OK);
+        for (size_t host = 0; host < COUNT(hosts); host++) {
+            for (int32_t threads = 1; threads <= 7; threads += 2) {
+                attn_context *context =
+                    make_context(threads, hosts[host].run, NULL);
+                assert_int_equal(
+                    attn_mha(context, &l.p, &l.x, NULL, NULL, &l.y), ATTN_OK);
+                if (!kit_same(&l.y, &y))
+                    fail_msg("attn_mha, %s, %d threads: other bits",
+                             hosts[host].name, (int)threads);
+                assert_int_equal(attn_linear(context, ATTN_WEIGHT_OUT_IN, &l.x,
+                                             &l.w_out, NULL, &l.y),
+                                 ATTN_OK);
+                if (!kit_same(&l.y, &z))
+                    fail_msg("attn_linear, %s, %d threads: other bits",
+                             hosts[host].name, (int)threads);
+                attn_context_destroy(context);
+            }
+        }
+        kit_drop(&y);
+        kit_drop(&z);
+        drop_layer(&l);
+    }
+}
+
+static void test_context__the_host_is_asked_for_its_threads(void **state)
+{
+    (void)state;
+    struct counter c = {0, 0};
+    struct problem x;
+    make_problem(&x, &shapes[3], false);
+    attn_context *context = make_context(3, counting, &c);
+    struct bits met = run(&x, context);
+    assert_true(atomic_load(&c.calls) > 0);
+    assert_true(atomic_load(&c.largest) > 1);
+    assert_true(atomic_load(&c.largest) <= 3);
+    drop_bits(&met);
+    drop_problem(&x);
+    attn_context_destroy(context);
+}
+
+/* ---- several host threads at once ---- */
+
+#define CALLERS 4
+
+struct caller {
+    pthread_t thread;
+    const attn_context *context;
+    const struct shape *shape;
+    struct problem x;
+    struct bits want;
+    int wrong;
+};
+
+static void *call_repeatedly(void *p)
+{
+    struct caller *c = p;
+    for (int n = 0; n < 20; n++) {
+        if (attn_sdpa(c->context, &c->x.p, &c->x.q, &c->x.k, &c->x.v,
+                      &c->x.out) != ATTN_OK)
+            c->wrong++;
+        for (int r = 0; r < NUM_RESULTS; r++) {
+            const attn_tensor *t = result(&c->x, r);
+            c->wrong +=
+                memcmp(t->data, c->want.bytes[r], c->want.count[r]) != 0;
+            memset(t->data, 0xA5, c->want.count[r]);
+        }
+    }
+    return NULL;
+}
+
+static void many_callers(attn_context *const *contexts)
+{
+    static struct caller callers[CALLERS];
+    for (int n = 0; n < CALLERS; n++) {
+        struct caller *c = &callers[n];
+        c->context = contexts[n];
+        c->wrong = 0;
+        make_problem(&c->x, &shapes[3 + n % 2], n % 2 == 1);
+        c->want = run(&c->x, NULL);
+    }
+    for (int n = 0; n < CALLERS; n++)
+        assert_int_equal(pthread_create(&callers[n].thread, NULL,
+                                        call_repeatedly, &callers[n]),
+                         0);
+    for (int n = 0; n < CALLERS; n++)
+        pthread_join(callers[n].thread, NULL);
+    for (int n = 0; n < CALLERS; n++) {
+        assert_int_equal(callers[n].wrong, 0);
+        drop_bits(&callers[n].want);
+        drop_problem(&callers[n].x);
+    }
+}
+
+static void test_context__is_shared_by_several_callers(void **state)
+{
+    (void)state;
+    for (int32_t threads = 1; threads <= 3; threads++) {
+        attn_context *context = make_context(threads, NULL, NULL);
+        attn_context *contexts[CALLERS];
+        for (int n = 0; n < CALLERS; n++)
+            contexts[n] = context;
+        many_callers(contexts);
+        attn_context_destroy(context);
+    }
+}
+
+static void test_context__each_caller_its_own(void **state)
+{
+    (void)state;
+    attn_context *contexts[CALLERS];
+    for (int n = 0; n < CALLERS; n++)
+        contexts[n] = make_context(n % 3 + 1, NULL, NULL);
+    many_callers(contexts);
+    for (int n = 0; n < CALLERS; n++)
+        attn_context_destroy(contexts[n]);
+}
+
+static void test_default_context__several_callers(void **state)
+{
+    (void)state;
+    attn_context *contexts[CALLERS] = {NULL, NULL, NULL, NULL};
+    many_callers(contexts);
+}
+
+/* A task of the host calls the library, with the very context whose
+ * parallel_for is running it. */
+struct nest {
+    attn_context *context;
+    struct caller callers[CALLERS];
+};
+
+static void nested_task(void *arg, int64_t index)
+{
+    struct nest *n = arg;
+    call_repeatedly(&n->callers[index]);
+}
+
+static void nested(attn_parallel_for_fn host)
+{
+    static struct nest n;
+    n.context = make_context(3, host, NULL);
+    for (int k = 0; k < CALLERS; k++) {
+        n.callers[k].context = n.context;
+        n.callers[k].wrong = 0;
+        make_problem(&n.callers[k].x, &shapes[4], false);
+        n.callers[k].want = run(&n.callers[k].x, NULL);
+    }
+    one_thread_each(NULL, CALLERS, nested_task, &n);
+    for (int k = 0; k < CALLERS; k++) {
+        assert_int_equal(n.callers[k].wrong, 0);
+        drop_bits(&n.callers[k].want);
+        drop_problem(&n.callers[k].x);
+    }
+    attn_context_destroy(n.context);
+}
+
+static void test_context__use_from_inside_a_hosts_parallel_for(void **state)
+{
+    (void)state;
+    nested(in_order);
+    nested(one_thread_each);
+    nested(NULL);
+}
+
+/* ---- contexts come and go ---- */
+
+static void test_context__threads_end_with_it(void **state)
+{
+    (void)state;
+    struct problem x;
+    make_problem(&x, &shapes[3], false);
+    const int before = kit_thread_count();
+    for (int n = 0; n < 20; n++) {
+        attn_context *context = make_context(4, NULL, NULL);
+        struct bits met = run(&x, context);
+        drop_bits(&met);
+        attn_context_destroy(context);
+    }
+    assert_int_equal(kit_thread_count(), before);
+    drop_problem(&x);
+}
+
+static void test_context__no_more_threads_than_asked_for(void **state)
+{
+    (void)state;
+    struct problem x;
+    make_problem(&x, &shapes[1], false);
+    const int before = kit_thread_count();
+    attn_context *context = make_context(3, NULL, NULL);
+    assert_int_equal(attn_context_num_threads(context), 3);
+    struct bits met = run(&x, context);
+    assert_true(kit_thread_count() <= before + 2);
+    drop_bits(&met);
+    attn_context_destroy(context);
+    drop_problem(&x);
+}
+
+/* A call for one thread starts none, in this library or in the BLAS. What a
+ * BLAS starts when it is loaded is there already. */
+static void test_default_context__starts_no_thread(void **state)
+{
+    (void)state;
+    const int before = kit_thread_count();
+    for (size_t n = 0; n < COUNT(shapes); n++) {
+        struct problem x;
+        make_problem(&x, &shapes[n], false);
+        attn_context *context = make_context(1, NULL, NULL);
+        struct bits met = run(&x, context);
+        drop_bits(&met);
+        attn_context_destroy(context);
+        drop_problem(&x);
+    }
+    struct layer l;
+    make_layer(&l, ATTN_F32);
+    attn_context *one = make_context(1, NULL, NULL);
+    assert_int_equal(attn_mha(one, &l.p, &l.x, NULL, NULL, &l.y), ATTN_OK);
+    attn_context_destroy(one);
+    drop_layer(&l);
+    assert_int_equal(kit_thread_count(), before);
+}
+
+/* ---- the sentence of the last error belongs to a thread ---- */
+
+static void *fail_in_thread(void *p)
+{
+    int *right = p;
+    *right = strcmp(attn_last_error(), "") == 0;
+    attn_tensor view;
+    *right += attn_view_vector(&view, 99, NULL, 3) == ATTN_ERR_TYPE;
+    *right += strstr(attn_last_error(), "99") != NULL;
+    return NULL;
+}
+
+static void test_last_error__is_per_thread_and_empty_at_first(void **state)
+{
+    (void)state;
+    char mine[256];
+    attn_tensor view;
+    int right = 0;
+    pthread_t thread;
+    assert_int_equal(attn_view_vector(&view, ATTN_F32, NULL, -12),
+                     ATTN_ERR_SIZE);
+    snprintf(mine, sizeof mine, "%s", attn_last_error());
+    assert_int_equal(pthread_create(&thread, NULL, fail_in_thread, &right), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(right, 3);
+    assert_string_equal(attn_last_error(), mine);
+}
+
+/* ---- the caller's floating-point state ---- */
+
+#if defined(__x86_64__)
+/* Subnormal inputs, so that flushing them shows. */
+static void shrink(const attn_tensor *t)
+{
+    float *x = t->data;
+    for (int64_t n = 0; n < kit_elements(t); n++)
+        x[n] *= 1e-39F;
+}
+
+static void
+test_sdpa__the_callers_flush_to_zero_reaches_all_threads(void **state)
+{
+    (void)state;
+    const unsigned int ordinary = _mm_getcsr();
+    const unsigned int flushing = ordinary | 0x8040U;
+    const struct shape s = {ATTN_F32, 2, 4, 4, 40, 50, 16, 16, 0};
+    struct problem x;
+    make_problem(&x, &s, false);
+    shrink(&x.v);
+    struct bits plain[4];
+    struct bits flushed[4];
+    for (int host = 0; host < 4; host++) {
+        attn_context *context = make_context(3, hosts[host].run, NULL);
+        plain[host] = run(&x, context);
+        _mm_setcsr(flushing);
+        flushed[host] = run(&x, context);
+        const unsigned int after = _mm_getcsr();
+        _mm_setcsr(ordinary);
+        /* The sticky exception bits (the low six) may have been set. */
+        assert_int_equal(after & ~0x3fU, flushing & ~0x3fU);
+        attn_context_destroy(context);
+    }
+    struct bits one = run(&x, NULL);
+    _mm_setcsr(flushing);
+    struct bits one_flushed = run(&x, NULL);
+    _mm_setcsr(ordinary);
+    for (int host = 0; host < 4; host++) {
+        if (!same_bits(&plain[host], &one))
+            fail_msg("%s: other bits", hosts[host].name);
+        if (!same_bits(&flushed[host], &one_flushed))
+            fail_msg("%s, flushing: other bits", hosts[host].name);
+        drop_bits(&plain[host]);
+        drop_bits(&flushed[host]);
+    }
+    /* Or this test would prove nothing. */
+    assert_false(same_bits(&one, &one_flushed));
+    drop_bits(&one);
+    drop_bits(&one_flushed);
+    drop_problem(&x);
+}
+#endif
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_default_context__starts_no_thread),
+        cmocka_unit_test(test_sdpa__bits_do_not_depend_on_threads),
+        cmocka_unit_test(test_sdpa__bits_of_out_do_not_depend_on_outputs),
+        cmocka_unit_test(test_sdpa__twice_in_a_row_gives_the_same_bits),
+        cmocka_unit_test(
+            test_sdpa__bits_do_not_depend_on_the_rest_of_the_batch),
+        cmocka_unit_test(test_mha_and_linear__bits_do_not_depend_on_threads),
+        cmocka_unit_test(test_context__the_host_is_asked_for_its_threads),
+        cmocka_unit_test(test_context__is_shared_by_several_callers),
+        cmocka_unit_test(test_context__each_caller_its_own),
+        cmocka_unit_test(test_default_context__several_callers),
+        cmocka_unit_test(test_context__use_from_inside_a_hosts_parallel_for),
+        cmocka_unit_test(test_context__threads_end_with_it),
+        cmocka_unit_test(test_context__no_more_threads_than_asked_for),
+        cmocka_unit_test(test_last_error__is_per_thread_and_empty_at_first),
+#if defined(__x86_64__)
+        cmocka_unit_test(
+            test_sdpa__the_callers_flush_to_zero_reaches_all_threads),
+#endif
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
