@@ -131,6 +131,11 @@ struct timing_task bench_probe_gemm(attn_dtype dtype, double *flops);
 /* Reading memory well beyond the caches by so many threads: */
 struct timing_task bench_probe_read(int threads, double *bytes);
 
+/* The best of the given rate and all given before. A share is of that: a probe
+ * that was disturbed would flatter it, so that nothing is ever above 1. */
+double bench_best_fma(attn_dtype dtype, double gflops);
+double bench_best_read(int threads, double gbytes);
+
 /* All of them, timed once. */
 struct bench_peaks {
     double fma[3];   /* GFLOP/s of one core, indexed by attn_dtype */

@@ -79,7 +79,8 @@ static double peak_share(const struct bench_shape *shape,
     tasks[1] = bench_probe_fma(shape->dtype, &flops);
     timing_compare(tasks, 2, &options->limits, times);
     bench_problem_destroy(&p);
-    return full_flops(shape) / times[0].min / (flops / times[1].min);
+    return full_flops(shape) / times[0].min /
+           bench_best_fma(shape->dtype, flops / times[1].min);
 }
 
 /* The lowest share over the lengths from 512. */
@@ -202,7 +203,7 @@ static double decode_share(int64_t kv_heads, int64_t kv_len, int threads,
     tasks[1] = bench_probe_read(threads, &read);
     timing_compare(tasks, 2, &options->limits, times);
     bench_problem_destroy(&p);
-    return bytes / times[0].min / (read / times[1].min);
+    return bytes / times[0].min / bench_best_read(threads, read / times[1].min);
 }
 
 static double call_overhead(attn_dtype dtype,

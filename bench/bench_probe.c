@@ -227,6 +227,14 @@ struct timing_task bench_probe_cores(int threads)
     return task;
 }
 
+double bench_best_fma(attn_dtype dtype, double gflops)
+{
+    static double best[3];
+    if (gflops > best[dtype])
+        best[dtype] = gflops;
+    return best[dtype];
+}
+
 /* ---------------------------------------------------------------- GEMM -- */
 
 #define GEMM_SIZE 1024
@@ -347,6 +355,15 @@ struct timing_task bench_probe_read(int threads, double *bytes)
     return task;
 }
 
+double bench_best_read(int threads, double gbytes)
+{
+    static double best[PROBE_MAX_THREADS + 1];
+    int slot = threads > PROBE_MAX_THREADS ? PROBE_MAX_THREADS : threads;
+    if (gbytes > best[slot])
+        best[slot] = gbytes;
+    return best[slot];
+}
+
 /* ----------------------------------------------------------------- All -- */
 
 /* Work per nanosecond: GFLOP/s or GB/s. */
@@ -369,12 +386,13 @@ void bench_probe_all(struct bench_peaks *peaks, int threads,
     peaks->threads = threads;
     for (int n = 0; n < 2; n++) {
         task = bench_probe_fma(dtypes[n], &work);
-        peaks->fma[dtypes[n]] = rate(task, work, limits);
+        peaks->fma[dtypes[n]] =
+            bench_best_fma(dtypes[n], rate(task, work, limits));
         task = bench_probe_gemm(dtypes[n], &work);
         peaks->gemm[dtypes[n]] = rate(task, work, limits);
     }
     task = bench_probe_read(1, &work);
-    peaks->read_one = rate(task, work, limits);
+    peaks->read_one = bench_best_read(1, rate(task, work, limits));
     task = bench_probe_read(threads, &work);
-    peaks->read_all = rate(task, work, limits);
+    peaks->read_all = bench_best_read(threads, rate(task, work, limits));
 }

@@ -150,7 +150,7 @@ static void fill_row(struct bench_row *row, const struct bench_problem *p,
     row->flops_visible = 2.0 * bench_visible_pairs(p) * widths;
     row->bytes =
         (double)(s->batch * s->kv_heads) * (double)s->kv_len * widths * item;
-    row->peak_gflops = fma * row->threads;
+    row->peak_gflops = bench_best_fma(s->dtype, fma) * row->threads;
     row->peak_gbytes = alone ? peaks->read_one : peaks->read_all;
 }
 
