@@ -31,7 +31,7 @@ enum bench_mask { MASK_NONE, MASK_KEEP, MASK_ADD, MASK_PADDING };
 struct bench_shape {
     const char *name; /* of the row; "" if none */
     int64_t batch, heads, kv_heads, q_len, kv_len, width, v_width;
-    int causal; /* bottom-right aligned where q_len != kv_len, as in decoding */
+    int causal; /* the last query sees all keys, as in decoding */
     attn_dtype dtype;
     enum bench_layout layout;
     enum bench_mask mask;

@@ -365,8 +365,21 @@ static void memory_bars(const struct bench_options *options)
               16, AT_MOST, growth / 1048576, "MiB");
 }
 
-void bench_run_bars_forced(const struct bench_options *options)
+/* More repeats than elsewhere, so that on a busy machine a quiet moment is
+ * among them. */
+static struct bench_options patient(const struct bench_options *options)
 {
+    struct bench_options result = *options;
+    if (!result.quick && result.limits.repeats < 20)
+        result.limits.repeats = 20;
+    return result;
+}
+
+void bench_run_bars_forced(const struct bench_options *given)
+{
+    struct bench_options more = patient(given);
+    const struct bench_options *options = &more;
+
     printf("blas %s\n", attn_blas_info());
     printf("d64 %.6f\n", long_share(ATTN_F32, 64, LAYOUT_BHTD, options));
     printf("d128 %.6f\n", long_share(ATTN_F32, 128, LAYOUT_BHTD, options));
@@ -469,8 +482,11 @@ static void decode_bars(const struct bench_options *o)
             }
 }
 
-void bench_run_bars(const struct bench_options *o)
+void bench_run_bars(const struct bench_options *given)
 {
+    struct bench_options more = patient(given);
+    const struct bench_options *o = &more;
+
     printf("\nBars: P = FMA peak of a core, R = read bandwidth of as many "
            "threads, both timed\nbeside each row; T>=512 is the lowest of "
            "T = 512, 1024%s\n",

@@ -18,7 +18,7 @@
 static const char usage[] =
     "usage: attn_bench [options]\n"
     "  --shape B,Hq,Hkv,Tq,Tk,D[,Dv]  this shape instead of all the tables\n"
-    "  --causal                       bottom-right aligned\n"
+    "  --causal                       the last query sees all keys\n"
     "  --dtype f32|f64                of --shape (f32)\n"
     "  --layout bhtd|bthd|packed      of --shape (bhtd)\n"
     "  --mask none|keep|add|padding   of --shape (none)\n"
