@@ -160,6 +160,10 @@ struct bench_options {
     FILE *json;
 };
 
+/* The limits for work on so many threads: CPU time only for one. */
+struct timing_limits bench_limits(const struct bench_options *options,
+                                  int threads);
+
 /* One row: a shape, an engine, the figures. */
 struct bench_row {
     struct bench_shape shape;

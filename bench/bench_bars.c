@@ -111,16 +111,16 @@ static double short_share(enum bench_layout layout,
 }
 
 /* Time of a over time of b. */
-static double time_ratio(const struct bench_shape *a, int threads_a,
-                         const struct bench_shape *b, int threads_b,
+static double time_ratio(const struct bench_shape *a,
+                         const struct bench_shape *b,
                          const struct bench_options *options)
 {
     struct bench_problem pa, pb;
     struct timing_task tasks[2];
     struct timing times[2];
 
-    tasks[0] = start(&pa, a, threads_a);
-    tasks[1] = start(&pb, b, threads_b);
+    tasks[0] = start(&pa, a, 1);
+    tasks[1] = start(&pb, b, 1);
     timing_compare(tasks, 2, &options->limits, times);
     bench_problem_destroy(&pa);
     bench_problem_destroy(&pb);
@@ -132,7 +132,7 @@ static double causal_fraction(int64_t len, const struct bench_options *options)
     struct bench_shape full = shape_of(ATTN_F32, 12, len, 64);
     struct bench_shape causal = full;
     causal.causal = 1;
-    return time_ratio(&causal, 1, &full, 1, options);
+    return time_ratio(&causal, &full, options);
 }
 
 static double mask_fraction(const struct bench_options *options)
@@ -140,7 +140,7 @@ static double mask_fraction(const struct bench_options *options)
     struct bench_shape full = shape_of(ATTN_F32, 12, 512, 64);
     struct bench_shape masked = full;
     masked.mask = MASK_KEEP;
-    return time_ratio(&masked, 1, &full, 1, options);
+    return time_ratio(&masked, &full, options);
 }
 
 /* The same problem with half of the keys by length. */
@@ -168,7 +168,7 @@ static double thread_gain(int64_t heads, int64_t len, double *cores,
                           const struct bench_options *options)
 {
     struct bench_shape shape = shape_of(ATTN_F32, heads, len, 64);
-    struct timing_limits limits = options->limits;
+    struct timing_limits limits = bench_limits(options, 2);
     struct bench_problem one, two;
     struct timing_task tasks[4];
     struct timing times[4];
@@ -194,6 +194,7 @@ static double decode_share(int64_t kv_heads, int64_t kv_len, int threads,
     struct bench_problem p;
     struct timing_task tasks[2];
     struct timing times[2];
+    struct timing_limits limits = bench_limits(options, threads);
     double read, bytes;
 
     shape.kv_heads = kv_heads;
@@ -201,7 +202,7 @@ static double decode_share(int64_t kv_heads, int64_t kv_len, int threads,
     bytes = 2.0 * (double)(kv_heads * kv_len) * 128 * sizeof(float);
     tasks[0] = start(&p, &shape, threads);
     tasks[1] = bench_probe_read(threads, &read);
-    timing_compare(tasks, 2, &options->limits, times);
+    timing_compare(tasks, 2, &limits, times);
     bench_problem_destroy(&p);
     return bytes / times[0].min / bench_best_read(threads, read / times[1].min);
 }
@@ -389,12 +390,14 @@ void bench_run_bars_forced(const struct bench_options *given)
 static void forced_bars(const struct bench_options *options)
 {
     double d64 = -1, d128 = -1;
-    char line[256];
+    char arguments[64], line[256];
     FILE *child;
 
     setenv("OPENBLAS_CORETYPE", "Haswell", 1);
-    child =
-        open_self(options->quick ? "--bars-forced --quick" : "--bars-forced");
+    snprintf(arguments, sizeof(arguments), "--bars-forced%s%s",
+             options->quick ? " --quick" : "",
+             options->limits.cpu_time ? " --cpu-time" : "");
+    child = open_self(arguments);
     unsetenv("OPENBLAS_CORETYPE");
     if (!child)
         return;

@@ -140,6 +140,15 @@ void bench_table_row(const struct bench_row *r,
 
 /* ------------------------------------------------------------ One shape -- */
 
+struct timing_limits bench_limits(const struct bench_options *options,
+                                  int threads)
+{
+    struct timing_limits limits = options->limits;
+    if (threads > 1)
+        limits.cpu_time = 0;
+    return limits;
+}
+
 static void fill_row(struct bench_row *row, const struct bench_problem *p,
                      double fma, const struct bench_peaks *peaks)
 {
@@ -188,6 +197,7 @@ int bench_run_shape(const struct bench_shape *shape,
     struct timing_task tasks[TIMING_MAX_TASKS];
     struct timing times[TIMING_MAX_TASKS];
     struct bench_error errors[TIMING_MAX_TASKS];
+    struct timing_limits limits = bench_limits(options, options->threads);
     double flops;
     int count, wrong = 0;
 
@@ -199,7 +209,7 @@ int bench_run_shape(const struct bench_shape *shape,
     /* The peak, beside them: its share is of the same moments. */
     tasks[count] = bench_probe_fma(shape->dtype, &flops);
     if (count > 0)
-        timing_compare(tasks, count + 1, &options->limits, times);
+        timing_compare(tasks, count + 1, &limits, times);
     for (int n = 0; n < count; n++) {
         int ours = engines[n] == &bench_engines[ENGINE_LIBATTN];
         struct bench_row row = {.engine = engines[n]->name,
