@@ -212,8 +212,9 @@ int bench_run_shape(const struct bench_shape *shape,
         timing_compare(tasks, count + 1, &limits, times);
     for (int n = 0; n < count; n++) {
         int ours = engines[n] == &bench_engines[ENGINE_LIBATTN];
+        int loop = engines[n] == &bench_engines[ENGINE_ROW_LOOP];
         struct bench_row row = {.engine = engines[n]->name,
-                                .threads = ours ? options->threads : 1,
+                                .threads = loop ? 1 : options->threads,
                                 .time = times[n],
                                 .work_bytes = ours ? p.work_bytes : 0,
                                 .error = errors[n]};
