@@ -2,7 +2,8 @@
  * test_status.c - every refusal of attn.h, provoked: the status, the sentence,
  * and that nothing was written or printed.
  *
- * ATTN_ERR_BLAS is missing here: it needs a BLAS that cannot be used.
+ * ATTN_ERR_BLAS is missing here: it needs a BLAS that cannot be used, see
+ * test_process.c.
  */
 #define _GNU_SOURCE 1
 
