@@ -282,14 +282,13 @@ static void next_call(struct bytes *s, struct fuzzed *f)
     f->lse = make(s, TENSOR_OUTPUT, dtype, B, Hq, Tq, 1);
     if (one_in(s, 2))
         f->params->lse = &f->lse.view;
-    if (f->params->cu_q == NULL) {
-        f->weights = make(s, TENSOR_OUTPUT, dtype, B, Hq, Tq, Tk);
-        f->mean = make(s, TENSOR_OUTPUT, dtype, B, 1, Tq, Tk);
-        if (one_in(s, 3))
-            f->params->weights = &f->weights.view;
-        if (one_in(s, 4))
-            f->params->weights_mean = &f->mean.view;
-    }
+    f->weights =
+        make(s, TENSOR_OUTPUT, dtype, f->batch, Hq, f->q_len, f->kv_len);
+    f->mean = make(s, TENSOR_OUTPUT, dtype, f->batch, 1, f->q_len, f->kv_len);
+    if (one_in(s, 3))
+        f->params->weights = &f->weights.view;
+    if (one_in(s, 4))
+        f->params->weights_mean = &f->mean.view;
     f->in_place = D == Dv && one_in(s, 6);
     f->out_view = f->in_place ? f->q.view : f->out.view;
 }
