@@ -21,6 +21,9 @@
 
 #include <string.h>
 
+/* A block of so few lanes goes by rows, without GEMM. */
+#define MAX_ROWS 8
+
 /* A sequence whose heads and blocks make this many tasks is not split. */
 #define ENOUGH_TASKS 16
 /* Splits aim at this many tasks, */
@@ -168,8 +171,14 @@ static void zero_rows(const attn_tensor *t, int64_t b, int64_t first,
 
 #include "real_f32.h"
 #include "sdpa_tmpl.h"
+#include "sdpa_rows_tmpl.h"
+#include "sdpa_tiles_tmpl.h"
+#include "sdpa_tasks_tmpl.h"
 #include "real_f64.h"
 #include "sdpa_tmpl.h"
+#include "sdpa_rows_tmpl.h"
+#include "sdpa_tiles_tmpl.h"
+#include "sdpa_tasks_tmpl.h"
 
 /* ---------------------------------------------------------------- Layout -- */
 
@@ -290,8 +299,12 @@ void attn__sdpa_run(const attn__executor *executor, const attn__sdpa *p,
     attn__bump bump = {work, 0};
     run r;
 
-    if (p->batch == 0 || p->heads == 0)
+    if (p->heads == 0) {
+        /* The mean of no heads is taken as that of an empty row. */
+        for (int64_t b = 0; b < p->batch && p->wants_mean; b++)
+            zero_rows(&p->weights_mean, b, 0, p->q_len);
         return;
+    }
     r = cut_run(p, &bump);
     write_absent_rows(p);
     count_tasks(&r);
