@@ -49,10 +49,12 @@ function(attn_own_target target)
             -fsanitize=${ATTN_SANITIZE} -fno-sanitize-recover=all
             -fno-omit-frame-pointer -g)
         target_link_options(${target} PRIVATE -fsanitize=${ATTN_SANITIZE})
-        # gcc's warnings that follow values are misled by the added code.
+        # Warnings that follow values or loops are misled by the added code.
         if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
             target_compile_options(${target} PRIVATE
                 -Wno-format-truncation -Wno-maybe-uninitialized)
+        else()
+            target_compile_options(${target} PRIVATE -Wno-pass-failed)
         endif()
     endif()
 endfunction()

@@ -5,6 +5,16 @@ file(GLOB attn_test_sources CONFIGURE_DEPENDS "${attn_tests_dir}/test_*.c")
 file(GLOB attn_helper_sources CONFIGURE_DEPENDS "${attn_tests_dir}/*.c")
 list(REMOVE_ITEM attn_helper_sources ${attn_test_sources} "")
 
+option(ATTN_FUZZ "Build the fuzz targets for libFuzzer (needs clang)" OFF)
+function(attn_fuzz_program name source)
+    add_executable(attn_${name} "${source}")
+    attn_own_target(attn_${name})
+    set_target_properties(attn_${name} PROPERTIES
+        OUTPUT_NAME ${name}
+        RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+    target_link_libraries(attn_${name} PRIVATE ${attn_test_libraries})
+endfunction()
+
 find_path(ATTN_CMOCKA_INCLUDE_DIR cmocka.h)
 find_library(ATTN_CMOCKA_LIBRARY cmocka)
 mark_as_advanced(ATTN_CMOCKA_INCLUDE_DIR ATTN_CMOCKA_LIBRARY)
@@ -38,6 +48,25 @@ if(ATTN_CMOCKA_INCLUDE_DIR AND ATTN_CMOCKA_LIBRARY)
         add_test(NAME attn.${short} COMMAND attn_${name})
         set_tests_properties(attn.${short} PROPERTIES
             LABELS unit TIMEOUT 900 SKIP_RETURN_CODE 77)
+    endforeach()
+
+    # Fuzz targets replay their corpus everywhere; with ATTN_FUZZ (clang, see
+    # the preset fuzz) they are also what libFuzzer runs.
+    file(GLOB attn_fuzz_sources CONFIGURE_DEPENDS
+        "${attn_tests_dir}/fuzz/fuzz_*.c")
+    file(GLOB attn_fuzz_corpus CONFIGURE_DEPENDS
+        "${attn_tests_dir}/fuzz/corpus/*")
+    foreach(source IN LISTS attn_fuzz_sources)
+        get_filename_component(name "${source}" NAME_WE)
+        attn_fuzz_program(${name} "${source}")
+        target_compile_definitions(attn_${name} PRIVATE FUZZ_REPLAY)
+        add_test(NAME attn.${name} COMMAND attn_${name} ${attn_fuzz_corpus})
+        set_tests_properties(attn.${name} PROPERTIES
+            LABELS unit TIMEOUT 900)
+        if(ATTN_FUZZ)
+            attn_fuzz_program(lib${name} "${source}")
+            target_link_options(attn_lib${name} PRIVATE -fsanitize=fuzzer)
+        endif()
     endforeach()
 else()
     list(APPEND attn_left_out

@@ -16,6 +16,9 @@ static void copy_heads(const attn_tensor *rows, const attn_tensor *heads,
     bool adjacent =
         (rows->stride[3] == 1 && heads->stride[3] == 1) || width <= 1;
 
+    /* Beside a 0 the other sizes may be huge. */
+    if (attn__count(heads) == 0)
+        return;
     for (int64_t b = 0; b < heads->shape[0]; b++)
         for (int64_t t = 0; t < heads->shape[2]; t++)
             for (int64_t h = 0; h < heads->shape[1]; h++) {

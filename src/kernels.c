@@ -32,6 +32,13 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
+/* Lanes of a and b, in gcc 12 and clang by the same builtin. */
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (VI){__VA_ARGS__})
+#endif
+
 /* a > b ? a : b, so b if either is NaN: what x86's maximum does. */
 #define GENERIC_MAX(a, b) \
     ((V)(((VI)(a) & ((a) > (b))) | ((VI)(b) & ~((a) > (b)))))

@@ -458,6 +458,8 @@ static void fill(const attn_mask *mask, const attn__visibility *v,
     const attn_tensor *t = &mask->view;
     int64_t bytes = (int64_t)attn__dtype_bytes(t->dtype);
 
+    if (attn__count(t) == 0)
+        return;
     for (int64_t b = 0; b < t->shape[0]; b++) {
         attn__sequence s = {.b = b, .q_len = t->shape[2], .offset = offset};
         s.kv_len = kv_lens ? kv_lens[b] : t->shape[3];
@@ -543,7 +545,7 @@ attn_status attn_mask_apply(const attn_mask *masks, int32_t num_masks,
     for (int32_t m = 0; m < num_masks && !status; m++)
         status = attn__check_overlap(call, "scores", scores, "a mask",
                                      &masks[m].view, false);
-    if (status)
+    if (status || attn__count(scores) == 0)
         return status;
     if (scores->dtype == ATTN_F32)
         attn__mask_apply_f32(&v, scores);

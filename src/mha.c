@@ -237,11 +237,12 @@ static attn_status place(const char *call, projection *p, attn_dtype dtype,
 {
     static const max_align_t nowhere;
 
-    if (attn_view_bthd(&p->heads, dtype, &nowhere, batch, len, heads, width))
+    if (attn_view_bthd(&p->heads, dtype, &nowhere, batch, len, heads, width) ||
+        attn__count(&p->heads) > PTRDIFF_MAX / (int64_t)sizeof(double))
         return attn__fail(ATTN_ERR_SIZE,
                           "%s: a projection of (%" PRId64 ",%" PRId64
-                          ",%" PRId64 "*%" PRId64 ") has more than 2^63-1 "
-                          "elements",
+                          ",%" PRId64 "*%" PRId64 ") is more than can be "
+                          "addressed",
                           call, batch, len, heads, width);
     (void)attn_view_bte(&p->y, dtype, &nowhere, batch, len, heads * width);
     return ATTN_OK;
@@ -492,16 +493,6 @@ static void run_mha(const attn__executor *executor, mha *m,
     project(executor, m, &m->o, &m->o.y, out, shared);
 }
 
-attn_status attn_mha_check(const attn_context *context,
-                           const attn_mha_params *params,
-                           const attn_tensor *x_q, const attn_tensor *x_k,
-                           const attn_tensor *x_v, const attn_tensor *out)
-{
-    mha m;
-
-    return prepare("attn_mha_check", context, params, x_q, x_k, x_v, out, &m);
-}
-
 /* prepare, and how much scratch memory it takes. */
 static attn_status prepare_bytes(const char *call, const attn_context *context,
                                  const attn_mha_params *params,
@@ -514,12 +505,19 @@ static attn_status prepare_bytes(const char *call, const attn_context *context,
     if (status)
         return status;
     *bytes = total_bytes(m);
-    if (*bytes == SIZE_MAX)
-        return attn__fail(ATTN_ERR_SIZE,
-                          "%s: the scratch memory for these sizes cannot be "
-                          "addressed",
-                          call);
-    return ATTN_OK;
+    return *bytes == SIZE_MAX ? attn__fail_bytes(call) : ATTN_OK;
+}
+
+attn_status attn_mha_check(const attn_context *context,
+                           const attn_mha_params *params,
+                           const attn_tensor *x_q, const attn_tensor *x_k,
+                           const attn_tensor *x_v, const attn_tensor *out)
+{
+    mha m;
+    size_t bytes;
+
+    return prepare_bytes("attn_mha_check", context, params, x_q, x_k, x_v, out,
+                         &m, &bytes);
 }
 
 attn_status attn_mha_workspace(const attn_context *context,

@@ -213,10 +213,21 @@ static run cut_run(const attn__sdpa *p, attn__bump *bump)
     return r;
 }
 
+/* Is there nothing to write? Sizes may then be huge beside a 0. */
+static bool is_nothing(const attn__sdpa *p)
+{
+    return attn__count(&p->out) == 0 &&
+           !(p->wants_lse && attn__count(&p->lse) > 0) &&
+           !(p->wants_weights && attn__count(&p->weights) > 0) &&
+           !(p->wants_mean && attn__count(&p->weights_mean) > 0);
+}
+
 size_t attn__sdpa_bytes(const attn__sdpa *p)
 {
     attn__bump bump = {NULL, 0};
 
+    if (is_nothing(p))
+        return ATTN__ALIGNMENT;
     (void)cut_run(p, &bump);
     return bump.bytes;
 }
@@ -299,6 +310,8 @@ void attn__sdpa_run(const attn__executor *executor, const attn__sdpa *p,
     attn__bump bump = {work, 0};
     run r;
 
+    if (is_nothing(p))
+        return;
     if (p->heads == 0) {
         /* The mean of no heads is taken as that of an empty row. */
         for (int64_t b = 0; b < p->batch && p->wants_mean; b++)
@@ -318,15 +331,29 @@ void attn__sdpa_run(const attn__executor *executor, const attn__sdpa *p,
 
 /* ---------------------------------------------------------------- Public -- */
 
+attn_status attn__fail_bytes(const char *call)
+{
+    return attn__fail(ATTN_ERR_SIZE,
+                      "%s: the scratch memory for these sizes cannot be "
+                      "addressed",
+                      call);
+}
+
+/* The whole check, and how much scratch memory it takes. */
 static attn_status prepare(const char *call, const attn_context *context,
                            const attn_sdpa_params *params, const attn_tensor *q,
                            const attn_tensor *k, const attn_tensor *v,
-                           const attn_tensor *out, attn__sdpa *p)
+                           const attn_tensor *out, attn__sdpa *p, size_t *bytes)
 {
     attn_status status =
         attn__sdpa_prepare(call, context, params, q, k, v, out, p);
 
-    return status ? status : attn__sdpa_check_overlaps(call, p, &p->out, true);
+    if (!status)
+        status = attn__sdpa_check_overlaps(call, p, &p->out, true);
+    if (status)
+        return status;
+    *bytes = attn__sdpa_bytes(p);
+    return *bytes == SIZE_MAX ? attn__fail_bytes(call) : ATTN_OK;
 }
 
 attn_status attn_sdpa_check(const attn_context *context,
@@ -335,16 +362,10 @@ attn_status attn_sdpa_check(const attn_context *context,
                             const attn_tensor *v, const attn_tensor *out)
 {
     attn__sdpa p;
+    size_t bytes;
 
-    return prepare("attn_sdpa_check", context, params, q, k, v, out, &p);
-}
-
-static attn_status fail_too_large(const char *call)
-{
-    return attn__fail(ATTN_ERR_SIZE,
-                      "%s: the scratch memory for these sizes cannot be "
-                      "addressed",
-                      call);
+    return prepare("attn_sdpa_check", context, params, q, k, v, out, &p,
+                   &bytes);
 }
 
 attn_status attn_sdpa_workspace(const attn_context *context,
@@ -361,12 +382,9 @@ attn_status attn_sdpa_workspace(const attn_context *context,
     if (!bytes || !alignment)
         return attn__fail(ATTN_ERR_NULL, "%s: %s is NULL", call,
                           bytes ? "alignment" : "bytes");
-    status = prepare(call, context, params, q, k, v, out, &p);
+    status = prepare(call, context, params, q, k, v, out, &p, &needed);
     if (status)
         return status;
-    needed = attn__sdpa_bytes(&p);
-    if (needed == SIZE_MAX)
-        return fail_too_large(call);
     *bytes = needed;
     *alignment = ATTN__ALIGNMENT;
     return ATTN_OK;
@@ -380,11 +398,12 @@ attn_status attn_sdpa_work(const attn_context *context,
 {
     static const char call[] = "attn_sdpa_work";
     attn__sdpa p;
-    attn_status status = prepare(call, context, params, q, k, v, out, &p);
+    size_t needed;
+    attn_status status =
+        prepare(call, context, params, q, k, v, out, &p, &needed);
 
     if (!status)
-        status = attn__check_work(call, &p, &p.out, work, work_bytes,
-                                  attn__sdpa_bytes(&p));
+        status = attn__check_work(call, &p, &p.out, work, work_bytes, needed);
     if (status)
         return status;
     attn__sdpa_run(&attn__context(context)->executor, &p, work);
@@ -400,13 +419,11 @@ static attn_status sdpa(const char *call, const attn_context *context,
     attn__sdpa p;
     void *work;
     size_t bytes;
-    attn_status status = prepare(call, context, params, q, k, v, out, &p);
+    attn_status status =
+        prepare(call, context, params, q, k, v, out, &p, &bytes);
 
     if (status)
         return status;
-    bytes = attn__sdpa_bytes(&p);
-    if (bytes == SIZE_MAX)
-        return fail_too_large(call);
     context = attn__context(context);
     work = attn__scratch_take(context, bytes);
     if (!work)

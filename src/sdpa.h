@@ -56,6 +56,9 @@ attn_status attn__sdpa_check_overlaps(const char *call, const attn__sdpa *p,
  * if that cannot be represented. */
 size_t attn__sdpa_bytes(const attn__sdpa *p);
 
+/* The failure for SIZE_MAX bytes of scratch memory. */
+attn_status attn__fail_bytes(const char *call);
+
 /* work: attn__sdpa_bytes(p), aligned. */
 void attn__sdpa_run(const attn__executor *executor, const attn__sdpa *p,
                     void *work);

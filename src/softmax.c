@@ -48,7 +48,8 @@ attn_status attn_softmax(const attn_tensor *x, const attn_tensor *y,
 {
     attn_status status = check_softmax(x, y, lse);
 
-    if (status)
+    /* With no element and no LSE the other sizes may be huge. */
+    if (status || (attn__count(x) == 0 && !(lse && attn__count(lse) > 0)))
         return status;
     if (x->dtype == ATTN_F32)
         attn__softmax_f32(x, y, lse);
@@ -69,7 +70,9 @@ attn_status attn_weights_check(const attn_tensor *w, double *deviation,
         return status;
     if (!deviation)
         return attn__fail(ATTN_ERR_NULL, "%s: deviation is NULL", call);
-    if (w->dtype == ATTN_F32)
+    if (attn__count(w) == 0)
+        empty = w->shape[3] > 0 ? 0 : w->shape[0] * w->shape[1] * w->shape[2];
+    else if (w->dtype == ATTN_F32)
         attn__weights_check_f32(w, &worst, &empty);
     else
         attn__weights_check_f64(w, &worst, &empty);

@@ -98,8 +98,8 @@ TARGET static inline void N(transpose)(V r[])
     for (int round = 1; round < VL; round *= 2) {
         UNROLL
         for (int i = 0; i < VL / 2; i++) {
-            x[2 * i] = __builtin_shufflevector(r[i], r[i + VL / 2], ZIP_LO);
-            x[2 * i + 1] = __builtin_shufflevector(r[i], r[i + VL / 2], ZIP_HI);
+            x[2 * i] = SHUFFLE(r[i], r[i + VL / 2], ZIP_LO);
+            x[2 * i + 1] = SHUFFLE(r[i], r[i + VL / 2], ZIP_HI);
         }
         UNROLL
         for (int i = 0; i < VL; i++)
@@ -521,8 +521,8 @@ TARGET static inline V N(sums)(V r[])
     for (int half = VL / 2; half > 0; half /= 2) {
         UNROLL
         for (int i = 0; i < half; i++)
-            r[i] = __builtin_shufflevector(r[i], r[i + half], ZIP_LO) +
-                   __builtin_shufflevector(r[i], r[i + half], ZIP_HI);
+            r[i] = SHUFFLE(r[i], r[i + half], ZIP_LO) +
+                   SHUFFLE(r[i], r[i + half], ZIP_HI);
     }
     return r[0];
 }

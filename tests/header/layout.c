@@ -33,9 +33,12 @@ CHECK(weight_out_in, ATTN_WEIGHT_OUT_IN == 1);
 CHECK(weight_in_out, ATTN_WEIGHT_IN_OUT == 2);
 CHECK(sdpa_scale, ATTN_SDPA_SCALE == 1);
 CHECK(sdpa_window, ATTN_SDPA_WINDOW == 2);
+CHECK(sdpa_blas_only, ATTN_SDPA_BLAS_ONLY == 4);
 CHECK(align_top_left, ATTN_ALIGN_TOP_LEFT == 1);
 CHECK(align_bottom_right, ATTN_ALIGN_BOTTOM_RIGHT == 2);
 CHECK(align_offset, ATTN_ALIGN_OFFSET == 3);
+CHECK(rotary_interleaved, ATTN_ROTARY_INTERLEAVED == 1);
+CHECK(rotary_halves, ATTN_ROTARY_HALVES == 2);
 CHECK(version, ATTN_VERSION_NUMBER == ATTN_VERSION_MAJOR * 10000 +
                                           ATTN_VERSION_MINOR * 100 +
                                           ATTN_VERSION_PATCH);
@@ -86,6 +89,13 @@ AT(attn_sdpa_params, lse, 136);
 AT(attn_sdpa_params, weights, 144);
 AT(attn_sdpa_params, weights_mean, 152);
 CHECK(attn_sdpa_params, sizeof(attn_sdpa_params) >= 160);
+AT(attn_rotary_params, struct_size, 0);
+AT(attn_rotary_params, style, 8);
+AT(attn_rotary_params, inverse, 12);
+AT(attn_rotary_params, offset, 16);
+AT(attn_rotary_params, offsets, 24);
+AT(attn_rotary_params, positions, 32);
+CHECK(attn_rotary_params, sizeof(attn_rotary_params) >= 40);
 AT(attn_mha_params, struct_size, 0);
 AT(attn_mha_params, weight_layout, 8);
 AT(attn_mha_params, reserved, 12);
@@ -109,7 +119,9 @@ CHECK(attn_mha_params, sizeof(attn_mha_params) >= 120);
  * function may be taken. */
 extern attn_context_params header_context;
 extern attn_sdpa_params header_sdpa;
+extern attn_rotary_params header_rotary;
 extern attn_mha_params header_mha;
 attn_context_params header_context = ATTN_CONTEXT_PARAMS_INIT;
 attn_sdpa_params header_sdpa = ATTN_SDPA_PARAMS_INIT;
+attn_rotary_params header_rotary = ATTN_ROTARY_PARAMS_INIT;
 attn_mha_params header_mha = ATTN_MHA_PARAMS_INIT;
