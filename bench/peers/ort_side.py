@@ -4,6 +4,7 @@
           values of a cache as (B, H, S, D)
   attn3d  ai.onnx Attention, inputs (B, S, H*D)
   attn4d  ai.onnx Attention, inputs (B, H, S, D)
+  fold    the same with the heads of a group as queries of one head (decoding)
   gqa     com.microsoft.GroupQueryAttention, inputs (B, S, H*D), with a key
           and value cache that is its past and its present at once, so that
           nothing but the new keys is copied
@@ -18,6 +19,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 import arrays as arrays_module
+import shapes
 
 ELEMENT = {np.dtype(np.float32): TensorProto.FLOAT,
            np.dtype(np.int32): TensorProto.INT32,
@@ -27,6 +29,7 @@ OPERATORS = {
     "mha": ("com.microsoft", "MultiHeadAttention"),
     "attn3d": ("", "Attention"),
     "attn4d": ("", "Attention"),
+    "fold": ("", "Attention"),
     "gqa": ("com.microsoft", "GroupQueryAttention"),
 }
 
@@ -35,15 +38,18 @@ def variants(row):
     """The operators that can do this row on the arrays as they lie."""
     if row.dtype != "f32":
         return []  # none of them has a float64 kernel on CPU
-    grouped = row.heads != row.kv_heads
+    materialised = row.scores <= shapes.SCORES_AT_MOST
+    grouped = row.group > 1
     if row.layout == "bhtd":
-        return ["attn4d"]
-    if row.layout == "cache" and row.kind == "causal":
-        return ["gqa"]
-    if row.layout == "cache":
-        return ["attn4d", "gqa"] if grouped else ["mha", "attn4d", "gqa"]
-    names = ["attn3d"] if grouped else ["mha", "attn3d"]
-    return names + (["gqa"] if row.kind == "causal" or grouped else [])
+        names = ["attn4d"]
+    elif row.layout == "cache" and row.kind == "causal":
+        names = ["gqa"]
+    elif row.layout == "cache":
+        names = ["attn4d", "gqa"] + (["fold"] if grouped else ["mha"])
+    else:
+        names = ["attn3d"] if grouped else ["mha", "attn3d"]
+        names += ["gqa"] if row.kind == "causal" or grouped else []
+    return [n for n in names if materialised or n == "gqa"]
 
 
 class _Graph:
@@ -163,16 +169,20 @@ class Contender:
         self._attention_tail(arrays, row)
         self.graph.output("out", _rows_of(self.out))
 
-    def _attn4d(self, arrays, row):
+    def _attn4d(self, arrays, row, heads=0):
+        heads = heads or row.heads
+
         def four(x):  # with one query both orders are the same memory
-            shape = (row.batch, row.heads, row.q_len, row.width)
-            return x.reshape(shape)
+            return x.reshape(row.batch, heads, -1, row.width)
 
         self.graph.input("q", four(arrays.q))
         self.graph.input("k", arrays.k)
         self.graph.input("v", arrays.v)
         self._attention_tail(arrays, row)
         self.graph.output("out", four(self.out))
+
+    def _fold(self, arrays, row):
+        self._attn4d(arrays, row, row.kv_heads)
 
     def _gqa(self, arrays, row):
         graph = self.graph

@@ -73,16 +73,9 @@ def make_contenders(library, arrays, threads, options, notes):
     if threads > 1 and options.wait == "active":
         spins.append(True)
     makers = [lambda: attn_side.Contender(library, arrays, threads)]
-    makers.append(lambda: torch_side.Contender(arrays, "flash"))
-    if row.q_len * row.kv_len * row.batch * row.heads <= 3 << 27:
-        makers.append(lambda: torch_side.Contender(arrays, "math"))
-    if row.heads != row.kv_heads and row.kv_bytes < 1 << 27:
-        makers.append(lambda: torch_side.Contender(arrays, "flash", True))
+    for variant in torch_side.variants(row):
+        makers.append(lambda v=variant: torch_side.Contender(arrays, v))
     for variant in ort_side.variants(row):
-        # These two hold all scores in memory.
-        if variant != "gqa" and row.batch * row.heads * row.q_len \
-                * row.kv_len > 3 << 27:
-            continue
         for spin in spins:
             makers.append(
                 lambda v=variant, s=spin: ort_side.Contender(
@@ -115,15 +108,24 @@ def check(contenders, arrays, reference, notes):
     return errors, good
 
 
-def sleeper(threads):
-    """Wait until the workers of a rival have stopped spinning."""
-    pause = 0.012 if threads > 1 else 0.0
+class Sleeper:
+    """Waits until the workers of the one that was active sleep."""
 
-    def rest():
-        if pause:
-            time.sleep(pause)
+    SLICE, SLICES = 0.002, 50
 
-    return rest
+    def __init__(self, threads, notes):
+        self.threads, self.notes = threads, notes
+
+    def __call__(self):
+        if self.threads == 1:
+            return
+        for _ in range(self.SLICES):
+            before = time.process_time()
+            time.sleep(self.SLICE)
+            if time.process_time() - before < 0.1 * self.SLICE:
+                return
+        self.notes.append("threads of a contender still ran 0.1 s after its "
+                          "last call")
 
 
 def gemm_speed(torch, n=1024):
@@ -223,7 +225,7 @@ def main():
             for c in good:
                 for name in getattr(c, "kernels", []):
                     kernels.setdefault(c.name, set()).add(name)
-            times, rounds = timing.run(good, options, sleeper(threads))
+            times, rounds = timing.run(good, options, Sleeper(threads, notes))
             results.append(report.Result(row, threads, times, errors,
                                          rounds))
             progress(results[-1])

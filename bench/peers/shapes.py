@@ -58,11 +58,24 @@ class Row:
         )
 
     @property
+    def scores(self):
+        return self.batch * self.heads * self.q_len * self.kv_len
+
+    @property
+    def group(self):
+        """Query heads of one key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
     def kv_bytes(self):
         size = 4 if self.dtype == "f32" else 8
         return (
             2.0 * self.batch * self.kv_heads * self.kv_len * self.width * size
         )
+
+
+# Contenders that hold all scores in memory take part up to as many: 1.5 GiB.
+SCORES_AT_MOST = 3 << 27
 
 
 def _rows():

@@ -8,7 +8,7 @@ CALLS_AT_MOST = 2000
 ROUNDS_AT_LEAST = 3
 # A variant this much slower than its rival's best at the first look is timed
 # no further: it cannot become the rival's best.
-HOPELESS = 1.5
+HOPELESS = 1.8
 # With one thread the CPU time of that thread is what a call would take on an
 # idle machine, when others take the processor away now and then.
 CLOCKS = {"wall": time.perf_counter_ns, "cpu": time.thread_time_ns}

@@ -6,10 +6,9 @@ import os
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "math": SDPBackend.MATH,
-}
+import shapes
+
+BACKENDS = {"math": SDPBackend.MATH}
 
 KERNELS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -30,25 +29,42 @@ def quiet_stderr():
         os.close(saved)
 
 
-class Contender:
-    """backend: flash or math; expand: give the group's K and V as views of
-    stride 0 over the heads instead of asking for enable_gqa."""
+def variants(row):
+    """What is tried for a row:
 
+    flash   the tiled kernel, with enable_gqa for grouped heads
+    math    the composite one, scores in memory
+    expand  flash on keys and values repeated for each query head beforehand
+    fold    flash, the heads of a group as queries of one head (decoding)
+    """
+    names = ["flash"]
+    if row.scores <= shapes.SCORES_AT_MOST:
+        names.append("math")
+    if row.group > 1 and row.kv_bytes < 1 << 27:
+        names.append("expand")
+    if row.group > 1 and row.kind == "decode":
+        names.append("fold")
+    return names
+
+
+class Contender:
     rival = "torch"
     seen = {}  # kernels by what decides about them
 
-    def __init__(self, arrays, backend, expand=False):
+    def __init__(self, arrays, variant):
         row = arrays.row
-        self.name = backend + ("-expand" if expand else "")
-        self.backend = BACKENDS[backend]
+        self.name = variant
+        self.backend = BACKENDS.get(variant, SDPBackend.FLASH_ATTENTION)
         q, k, v = (
             torch.from_numpy(x) for x in (arrays.q4, arrays.k4, arrays.v4)
         )
         self.options = {}
-        group = row.heads // row.kv_heads
-        if group > 1 and expand:
-            k, v = (self._expand(x, group) for x in (k, v))
-        elif group > 1:
+        self.shape = tuple(q.shape)
+        if variant == "fold":
+            q = q.reshape(row.batch, row.kv_heads, row.group, row.width)
+        elif variant == "expand":
+            k, v = (x.repeat_interleave(row.group, 1) for x in (k, v))
+        elif row.group > 1:
             self.options["enable_gqa"] = True
         if row.kind == "causal" and row.q_len == row.kv_len:
             self.options["is_causal"] = True
@@ -58,12 +74,6 @@ class Contender:
             self.options["attn_mask"] = self._padding(row, arrays, q.dtype)
         self.args = (q, k, v)
         self.kernels = self._kernels(row)
-
-    @staticmethod
-    def _expand(x, group):
-        b, h, t, d = x.shape
-        x = x[:, :, None].expand(b, h, group, t, d)
-        return x.reshape(b, h * group, t, d)
 
     @staticmethod
     def _bottom_right(row, dtype):
@@ -103,4 +113,4 @@ class Contender:
 
     def result(self):
         with self.active():
-            return self.caller()().numpy()
+            return self.caller()().reshape(self.shape).numpy()
