@@ -93,7 +93,7 @@ def make_contenders(library, arrays, threads, options, notes):
 
 def check(contenders, arrays, reference, notes):
     """Errors of all; a wrong result is not timed."""
-    limit = 1e-3 if arrays.row.dtype == "f32" else 1e-11
+    limit = 1e-3 if arrays.row.dtype == "f32" else 1e-6
     errors, good = {}, []
     for c in contenders:
         worst, rms = reference.errors(c.result())
