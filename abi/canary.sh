@@ -20,7 +20,7 @@ build() # copies the tree, edits a file of it with sed, builds tree/libattn.so
         exit 1
     fi
     (cd "$work/tree" && $compiler -std=c11 -g -O1 -w -fPIC -shared \
-        -fvisibility=hidden -Iinclude -Isrc src/*.c src/kernels/*.c \
+        -fvisibility=hidden -Iinclude -Isrc src/*.c \
         -Wl,--version-script=src/attn.map -Wl,-soname,"libattn.so.$major" \
         -o libattn.so -lopenblas -lm -lpthread)
 }

@@ -31,7 +31,7 @@ enum bench_mask { MASK_NONE, MASK_KEEP, MASK_ADD, MASK_PADDING };
 struct bench_shape {
     const char *name; /* of the row; "" if none */
     int64_t batch, heads, kv_heads, q_len, kv_len, width, v_width;
-    int causal; /* bottom-right aligned where q_len != kv_len, as in decoding */
+    int causal; /* the last query sees all keys, as in decoding */
     attn_dtype dtype;
     enum bench_layout layout;
     enum bench_mask mask;
@@ -123,10 +123,18 @@ int bench_blas_threads(int threads);
  * instructions of this CPU: */
 struct timing_task bench_probe_fma(attn_dtype dtype, double *flops);
 const char *bench_probe_fma_name(void);
+/* The same on each of so many threads: what they gain over one says whether
+ * their cores are free just now. */
+struct timing_task bench_probe_cores(int threads);
 /* cblas_?gemm on 1024^3 with one BLAS thread: */
 struct timing_task bench_probe_gemm(attn_dtype dtype, double *flops);
 /* Reading memory well beyond the caches by so many threads: */
 struct timing_task bench_probe_read(int threads, double *bytes);
+
+/* The best of the given rate and all given before. A share is of that: a probe
+ * that was disturbed would flatter it, so that nothing is ever above 1. */
+double bench_best_fma(attn_dtype dtype, double gflops);
+double bench_best_read(int threads, double gbytes);
 
 /* All of them, timed once. */
 struct bench_peaks {
@@ -151,6 +159,10 @@ struct bench_options {
     FILE *csv;
     FILE *json;
 };
+
+/* The limits for work on so many threads: CPU time only for one. */
+struct timing_limits bench_limits(const struct bench_options *options,
+                                  int threads);
 
 /* One row: a shape, an engine, the figures. */
 struct bench_row {

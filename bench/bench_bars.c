@@ -79,7 +79,8 @@ static double peak_share(const struct bench_shape *shape,
     tasks[1] = bench_probe_fma(shape->dtype, &flops);
     timing_compare(tasks, 2, &options->limits, times);
     bench_problem_destroy(&p);
-    return full_flops(shape) / times[0].min / (flops / times[1].min);
+    return full_flops(shape) / times[0].min /
+           bench_best_fma(shape->dtype, flops / times[1].min);
 }
 
 /* The lowest share over the lengths from 512. */
@@ -110,16 +111,16 @@ static double short_share(enum bench_layout layout,
 }
 
 /* Time of a over time of b. */
-static double time_ratio(const struct bench_shape *a, int threads_a,
-                         const struct bench_shape *b, int threads_b,
+static double time_ratio(const struct bench_shape *a,
+                         const struct bench_shape *b,
                          const struct bench_options *options)
 {
     struct bench_problem pa, pb;
     struct timing_task tasks[2];
     struct timing times[2];
 
-    tasks[0] = start(&pa, a, threads_a);
-    tasks[1] = start(&pb, b, threads_b);
+    tasks[0] = start(&pa, a, 1);
+    tasks[1] = start(&pb, b, 1);
     timing_compare(tasks, 2, &options->limits, times);
     bench_problem_destroy(&pa);
     bench_problem_destroy(&pb);
@@ -131,7 +132,7 @@ static double causal_fraction(int64_t len, const struct bench_options *options)
     struct bench_shape full = shape_of(ATTN_F32, 12, len, 64);
     struct bench_shape causal = full;
     causal.causal = 1;
-    return time_ratio(&causal, 1, &full, 1, options);
+    return time_ratio(&causal, &full, options);
 }
 
 static double mask_fraction(const struct bench_options *options)
@@ -139,7 +140,7 @@ static double mask_fraction(const struct bench_options *options)
     struct bench_shape full = shape_of(ATTN_F32, 12, 512, 64);
     struct bench_shape masked = full;
     masked.mask = MASK_KEEP;
-    return time_ratio(&masked, 1, &full, 1, options);
+    return time_ratio(&masked, &full, options);
 }
 
 /* The same problem with half of the keys by length. */
@@ -161,11 +162,28 @@ static double half_lengths(const struct bench_options *options)
     return times[0].min / times[1].min;
 }
 
-static double thread_gain(int64_t heads, int64_t len,
+/* Time of one thread over that of two. *cores: the same for bare loops of
+ * multiply-adds, whose gain is 2 if both cores are free. */
+static double thread_gain(int64_t heads, int64_t len, double *cores,
                           const struct bench_options *options)
 {
     struct bench_shape shape = shape_of(ATTN_F32, heads, len, 64);
-    return time_ratio(&shape, 1, &shape, 2, options);
+    struct timing_limits limits = bench_limits(options, 2);
+    struct bench_problem one, two;
+    struct timing_task tasks[4];
+    struct timing times[4];
+
+    limits.repeats =
+        24; /* a moment in which both are free must be among them */
+    tasks[0] = start(&one, &shape, 1);
+    tasks[1] = start(&two, &shape, 2);
+    tasks[2] = bench_probe_cores(1);
+    tasks[3] = bench_probe_cores(2);
+    timing_compare(tasks, 4, &limits, times);
+    bench_problem_destroy(&one);
+    bench_problem_destroy(&two);
+    *cores = 2 * times[2].min / times[3].min;
+    return times[0].min / times[1].min;
 }
 
 /* Bytes of K and V over the read bandwidth of as many threads. */
@@ -176,6 +194,7 @@ static double decode_share(int64_t kv_heads, int64_t kv_len, int threads,
     struct bench_problem p;
     struct timing_task tasks[2];
     struct timing times[2];
+    struct timing_limits limits = bench_limits(options, threads);
     double read, bytes;
 
     shape.kv_heads = kv_heads;
@@ -183,9 +202,9 @@ static double decode_share(int64_t kv_heads, int64_t kv_len, int threads,
     bytes = 2.0 * (double)(kv_heads * kv_len) * 128 * sizeof(float);
     tasks[0] = start(&p, &shape, threads);
     tasks[1] = bench_probe_read(threads, &read);
-    timing_compare(tasks, 2, &options->limits, times);
+    timing_compare(tasks, 2, &limits, times);
     bench_problem_destroy(&p);
-    return bytes / times[0].min / (read / times[1].min);
+    return bytes / times[0].min / bench_best_read(threads, read / times[1].min);
 }
 
 static double call_overhead(attn_dtype dtype,
@@ -347,8 +366,21 @@ static void memory_bars(const struct bench_options *options)
               16, AT_MOST, growth / 1048576, "MiB");
 }
 
-void bench_run_bars_forced(const struct bench_options *options)
+/* More repeats than elsewhere, so that on a busy machine a quiet moment is
+ * among them. */
+static struct bench_options patient(const struct bench_options *options)
 {
+    struct bench_options result = *options;
+    if (!result.quick && result.limits.repeats < 20)
+        result.limits.repeats = 20;
+    return result;
+}
+
+void bench_run_bars_forced(const struct bench_options *given)
+{
+    struct bench_options more = patient(given);
+    const struct bench_options *options = &more;
+
     printf("blas %s\n", attn_blas_info());
     printf("d64 %.6f\n", long_share(ATTN_F32, 64, LAYOUT_BHTD, options));
     printf("d128 %.6f\n", long_share(ATTN_F32, 128, LAYOUT_BHTD, options));
@@ -358,12 +390,14 @@ void bench_run_bars_forced(const struct bench_options *options)
 static void forced_bars(const struct bench_options *options)
 {
     double d64 = -1, d128 = -1;
-    char line[256];
+    char arguments[64], line[256];
     FILE *child;
 
     setenv("OPENBLAS_CORETYPE", "Haswell", 1);
-    child =
-        open_self(options->quick ? "--bars-forced --quick" : "--bars-forced");
+    snprintf(arguments, sizeof(arguments), "--bars-forced%s%s",
+             options->quick ? " --quick" : "",
+             options->limits.cpu_time ? " --cpu-time" : "");
+    child = open_self(arguments);
     unsetenv("OPENBLAS_CORETYPE");
     if (!child)
         return;
@@ -419,6 +453,20 @@ static void mask_bars(const struct bench_options *o)
               half_lengths(o), "");
 }
 
+static void thread_bars(const struct bench_options *o)
+{
+    double cores;
+
+    print_bar("2 threads, B H=12, T=512, d=64", 1.9, AT_LEAST,
+              thread_gain(12, 512, &cores, o), "times");
+    printf("    (beside it, bare multiply-adds on 2 threads gain %.2f times)\n",
+           cores);
+    print_bar("2 threads, B H=1, T=1024, d=64", 1.9, AT_LEAST,
+              thread_gain(1, 1024, &cores, o), "times");
+    printf("    (beside it, bare multiply-adds on 2 threads gain %.2f times)\n",
+           cores);
+}
+
 static void decode_bars(const struct bench_options *o)
 {
     static const int64_t kv_heads[] = {8, 32};
@@ -437,8 +485,11 @@ static void decode_bars(const struct bench_options *o)
             }
 }
 
-void bench_run_bars(const struct bench_options *o)
+void bench_run_bars(const struct bench_options *given)
 {
+    struct bench_options more = patient(given);
+    const struct bench_options *o = &more;
+
     printf("\nBars: P = FMA peak of a core, R = read bandwidth of as many "
            "threads, both timed\nbeside each row; T>=512 is the lowest of "
            "T = 512, 1024%s\n",
@@ -450,10 +501,7 @@ void bench_run_bars(const struct bench_options *o)
               row_loop_gain(ATTN_F32, o), "times");
     forward_bars(o);
     mask_bars(o);
-    print_bar("2 threads, B H=12, T=512, d=64", 1.9, AT_LEAST,
-              thread_gain(12, 512, o), "times");
-    print_bar("2 threads, B H=1, T=1024, d=64", 1.9, AT_LEAST,
-              thread_gain(1, 1024, o), "times");
+    thread_bars(o);
     decode_bars(o);
     print_bar("call, T=5, d=4, f32, scratch of the caller", 1, AT_MOST,
               call_overhead(ATTN_F32, o), "us");

@@ -70,15 +70,18 @@ static void run_row_loop(void *problem)
         run_heads_f32(p, row_loop_f32, scores);
 }
 
+/* On as many BLAS threads as libattn has. */
 static void run_plain_cblas(void *problem)
 {
     struct bench_problem *p = problem;
     void *scores = bench_problem_scores(p, p->shape.q_len * p->shape.kv_len);
+    int threads = bench_blas_threads(attn_context_num_threads(p->context));
 
     if (p->shape.dtype == ATTN_F64)
         run_heads_f64(p, plain_head_f64, scores);
     else
         run_heads_f32(p, plain_head_f32, scores);
+    bench_blas_threads(threads);
 }
 
 /* --------------------------------------------------------------- Table -- */

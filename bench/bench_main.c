@@ -18,7 +18,7 @@
 static const char usage[] =
     "usage: attn_bench [options]\n"
     "  --shape B,Hq,Hkv,Tq,Tk,D[,Dv]  this shape instead of all the tables\n"
-    "  --causal                       bottom-right aligned\n"
+    "  --causal                       the last query sees all keys\n"
     "  --dtype f32|f64                of --shape (f32)\n"
     "  --layout bhtd|bthd|packed      of --shape (bhtd)\n"
     "  --mask none|keep|add|padding   of --shape (none)\n"
@@ -28,6 +28,7 @@ static const char usage[] =
     "  --min-time MS                  of the fastest repeat (10)\n"
     "  --max-time S                   no further repeat after that (4)\n"
     "  --max-mib N, --max-gflop N     leave larger shapes of the list out\n"
+    "  --cpu-time                     of the thread, for a busy machine\n"
     "  --csv FILE, --json FILE        the rows, for programs\n"
     "  --first, --bars, --shapes      only that table\n"
     "  --list                         print the list of shapes\n"
@@ -175,6 +176,8 @@ static int parse_part_option(const char *name, const char *value,
         c->parts |= PART_ONE;
     if (!strcmp(name, "--compare"))
         c->options.compare = 1;
+    if (!strcmp(name, "--cpu-time"))
+        c->options.limits.cpu_time = 1;
     if (!strcmp(name, "--memory") && value && value[0] != '-') {
         c->memory_len = (int64_t)number(name, value, 1);
         return 2;
@@ -185,16 +188,16 @@ static int parse_part_option(const char *name, const char *value,
 static void set_quick(struct bench_options *o)
 {
     o->quick = 1;
-    o->limits = (struct timing_limits){4, 2e-3, 0.5};
+    o->limits = (struct timing_limits){4, 2e-3, 0.5, 0};
     o->max_bytes = 150.0 * 1048576;
     o->max_flops = 8e9;
 }
 
 static int is_known(const char *name)
 {
-    static const char *const flags[] = {"--quick",  "--compare",    "--first",
-                                        "--bars",   "--shapes",     "--list",
-                                        "--memory", "--bars-forced"};
+    static const char *const flags[] = {
+        "--quick",  "--compare", "--cpu-time", "--first",      "--bars",
+        "--shapes", "--list",    "--memory",   "--bars-forced"};
     for (size_t n = 0; n < sizeof(flags) / sizeof(flags[0]); n++)
         if (!strcmp(name, flags[n]))
             return 1;
@@ -257,8 +260,9 @@ static void print_setup(const struct bench_options *o)
     else
         printf("unknown\n");
     printf("timing   fastest of %d repeats, each of at least %.0f ms, "
-           "contenders in turn\n",
-           o->limits.repeats, 1e3 * o->limits.min_seconds);
+           "contenders in turn%s\n",
+           o->limits.repeats, 1e3 * o->limits.min_seconds,
+           o->limits.cpu_time ? "; CPU time where one thread works" : "");
 }
 
 static int run(struct command *c)
@@ -289,7 +293,7 @@ static int run(struct command *c)
 int main(int argc, char **argv)
 {
     struct command c = {.options = {.threads = 1,
-                                    .limits = {8, 10e-3, 4},
+                                    .limits = {8, 10e-3, 4, 0},
                                     .max_bytes = 3072.0 * 1048576,
                                     .max_flops = 1.2e12},
                         .shape = {.dtype = ATTN_F32},

@@ -48,6 +48,31 @@ int bench_blas_threads(int threads)
     return 0;
 }
 
+/* ------------------------------------------------------------- Threads -- */
+
+#define PROBE_MAX_THREADS 64
+
+/* body(parts + t * bytes) for t = 0 .. threads-1, each on a thread of its own,
+ * the first on this one. Starting a thread costs microseconds; the bodies take
+ * milliseconds. One that cannot be started runs here. */
+static void on_threads(int threads, void *(*body)(void *), void *parts,
+                       size_t bytes)
+{
+    pthread_t thread[PROBE_MAX_THREADS];
+    int started[PROBE_MAX_THREADS] = {0};
+    char *part = parts;
+
+    for (int t = 1; t < threads; t++)
+        started[t] =
+            !pthread_create(&thread[t], NULL, body, part + (size_t)t * bytes);
+    for (int t = 0; t < threads; t++)
+        if (!started[t])
+            body(part + (size_t)t * bytes);
+    for (int t = 1; t < threads; t++)
+        if (started[t])
+            pthread_join(thread[t], NULL);
+}
+
 /* ------------------------------------------------------------ FMA peak -- */
 
 /*
@@ -174,6 +199,42 @@ struct timing_task bench_probe_fma(attn_dtype dtype, double *flops)
     return task;
 }
 
+/* Two milliseconds of it, about, on each of some threads. */
+#define PEAK_REPEATS 40
+
+static void *peak_thread(void *unused)
+{
+    for (int n = 0; n < PEAK_REPEATS; n++)
+        peak_function(ATTN_F32)(NULL);
+    return unused;
+}
+
+static void run_peak_threads(void *arg)
+{
+    char parts[PROBE_MAX_THREADS] = {0};
+    on_threads(*(int *)arg, peak_thread, parts, 1);
+}
+
+struct timing_task bench_probe_cores(int threads)
+{
+    static int counts[PROBE_MAX_THREADS + 1];
+    struct timing_task task = {run_peak_threads, NULL};
+
+    if (threads > PROBE_MAX_THREADS)
+        threads = PROBE_MAX_THREADS;
+    counts[threads] = threads;
+    task.arg = &counts[threads];
+    return task;
+}
+
+double bench_best_fma(attn_dtype dtype, double gflops)
+{
+    static double best[3];
+    if (gflops > best[dtype])
+        best[dtype] = gflops;
+    return best[dtype];
+}
+
 /* ---------------------------------------------------------------- GEMM -- */
 
 #define GEMM_SIZE 1024
@@ -261,50 +322,46 @@ struct read_arg {
     int threads;
 };
 
-#define READ_MAX_THREADS 64
 static volatile uint64_t read_sink;
 
-/* Starting a thread costs microseconds, reading its part milliseconds. */
 static void run_read(void *arg)
 {
     const struct read_arg *r = arg;
     size_t count = READ_BYTES / sizeof(read_vector) / (size_t)r->threads & ~3ul;
-    struct read_part part[READ_MAX_THREADS];
-    pthread_t thread[READ_MAX_THREADS];
-    int started[READ_MAX_THREADS] = {0};
+    struct read_part part[PROBE_MAX_THREADS];
 
-    for (int t = 0; t < r->threads; t++) {
+    for (int t = 0; t < r->threads; t++)
         part[t] = (struct read_part){r->data + (size_t)t * count, count, 0};
-        if (t > 0)
-            started[t] =
-                !pthread_create(&thread[t], NULL, read_thread, &part[t]);
-        if (t > 0 && !started[t])
-            read_thread(&part[t]);
-    }
-    read_thread(&part[0]);
-    for (int t = 0; t < r->threads; t++) {
-        if (started[t])
-            pthread_join(thread[t], NULL);
+    on_threads(r->threads, read_thread, part, sizeof(part[0]));
+    for (int t = 0; t < r->threads; t++)
         read_sink = part[t].sum;
-    }
 }
 
 struct timing_task bench_probe_read(int threads, double *bytes)
 {
     static read_vector *memory; /* kept to the end of the program */
-    static struct read_arg args[READ_MAX_THREADS + 1];
+    static struct read_arg args[PROBE_MAX_THREADS + 1];
     struct timing_task task = {run_read, NULL};
 
     if (!memory) {
         memory = bench_alloc(READ_BYTES);
         memset(memory, 1, READ_BYTES);
     }
-    if (threads > READ_MAX_THREADS)
-        threads = READ_MAX_THREADS;
+    if (threads > PROBE_MAX_THREADS)
+        threads = PROBE_MAX_THREADS;
     args[threads] = (struct read_arg){memory, threads};
     task.arg = &args[threads];
     *bytes = (double)READ_BYTES;
     return task;
+}
+
+double bench_best_read(int threads, double gbytes)
+{
+    static double best[PROBE_MAX_THREADS + 1];
+    int slot = threads > PROBE_MAX_THREADS ? PROBE_MAX_THREADS : threads;
+    if (gbytes > best[slot])
+        best[slot] = gbytes;
+    return best[slot];
 }
 
 /* ----------------------------------------------------------------- All -- */
@@ -322,6 +379,7 @@ void bench_probe_all(struct bench_peaks *peaks, int threads,
                      const struct timing_limits *limits)
 {
     static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F64};
+    struct timing_limits wall = *limits;
     struct timing_task task;
     double work;
 
@@ -329,12 +387,15 @@ void bench_probe_all(struct bench_peaks *peaks, int threads,
     peaks->threads = threads;
     for (int n = 0; n < 2; n++) {
         task = bench_probe_fma(dtypes[n], &work);
-        peaks->fma[dtypes[n]] = rate(task, work, limits);
+        peaks->fma[dtypes[n]] =
+            bench_best_fma(dtypes[n], rate(task, work, limits));
         task = bench_probe_gemm(dtypes[n], &work);
         peaks->gemm[dtypes[n]] = rate(task, work, limits);
     }
     task = bench_probe_read(1, &work);
-    peaks->read_one = rate(task, work, limits);
+    peaks->read_one = bench_best_read(1, rate(task, work, limits));
+    if (threads > 1)
+        wall.cpu_time = 0;
     task = bench_probe_read(threads, &work);
-    peaks->read_all = rate(task, work, limits);
+    peaks->read_all = bench_best_read(threads, rate(task, work, &wall));
 }

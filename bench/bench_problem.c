@@ -218,8 +218,10 @@ int bench_problem_create(struct bench_problem *p,
     p->shape = *shape;
     attn_sdpa_params_init(&p->params);
     p->params.causal = shape->causal;
-    if (shape->causal)
-        p->params.align = ATTN_ALIGN_BOTTOM_RIGHT;
+    /* The last query sees all keys, padding included in the count: with
+     * ATTN_ALIGN_BOTTOM_RIGHT it would be the last key of each length. */
+    p->params.align = ATTN_ALIGN_OFFSET;
+    p->params.q_offset = shape->kv_len - shape->q_len;
     context.num_threads = threads;
     status = attn_context_create(&p->context, &context);
     if (!status)

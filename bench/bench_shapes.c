@@ -157,8 +157,9 @@ int bench_run_list(const struct bench_peaks *peaks,
     each_shape(ATTN_F64, run_one, &run);
     printf("GF full = 2 B Hq Tq Tk (D + Dv) / min, which is 4 B H Tq Tk d for "
            "Dv = D;\nGF vis counts only the visible (query, key) pairs; peak%% "
-           "is its share of the FMA peak\nof as many cores, timed beside the "
-           "row; GB/s = bytes of K and V / min, read%% its share\nof the read "
+           "is its share of the FMA peak\nof as many cores, timed beside each "
+           "row, the best so far; GB/s = bytes of K and V / min, read%% its "
+           "share\nof the read "
            "bandwidth; +med%% = median above min; error against long double\n");
     if (run.left_out)
         printf("%d shapes above %.0f MiB or %.0f GFLOP were left out "

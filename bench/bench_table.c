@@ -96,11 +96,18 @@ static void json_row(FILE *file, const char *line)
 
 void bench_table_header(void)
 {
-    printf("\n%-16s %3s %3s %3s %5s %5s %3s %-3s %-7s %-7s %-11s %10s %6s %7s "
+    printf("\n%-16s %3s %3s %3s %5s %5s %3s %-3s %-7s %-9s %-11s %10s %6s %7s "
            "%7s %5s %6s %5s %8s %8s\n",
            "shape", "B", "Hq", "Hkv", "Tq", "Tk", "D", "typ", "layout", "mask",
            "engine", "min us", "+med%", "GF full", "GF vis", "peak%", "GB/s",
            "read%", "scratch", "error");
+}
+
+static const char *mask_text(const struct bench_shape *s)
+{
+    static const char *const causal[] = {"causal", "c+keep", "c+add",
+                                         "c+padding"};
+    return s->causal ? causal[s->mask] : bench_mask_name(s->mask);
 }
 
 void bench_table_row(const struct bench_row *r,
@@ -111,16 +118,13 @@ void bench_table_row(const struct bench_row *r,
     double gbytes = r->bytes / r->time.min;
     char line[1024];
 
-    printf("%-16s %3lld %3lld %3lld %5lld %5lld %3lld %-3s %-7s %-7s %-11s "
+    printf("%-16s %3lld %3lld %3lld %5lld %5lld %3lld %-3s %-7s %-9s %-11s "
            "%10.1f %6.1f %7.1f %7.1f %5.1f %6.1f %5.1f %7zuK %8.1e\n",
            s->name, (long long)s->batch, (long long)s->heads,
            (long long)s->kv_heads, (long long)s->q_len, (long long)s->kv_len,
            (long long)s->width, bench_dtype_name(s->dtype),
-           bench_layout_name(s->layout),
-           s->causal ? (s->mask == MASK_NONE ? "causal" : "causal+")
-                     : bench_mask_name(s->mask),
-           r->engine, r->time.min / 1e3,
-           100 * (r->time.median / r->time.min - 1),
+           bench_layout_name(s->layout), mask_text(s), r->engine,
+           r->time.min / 1e3, 100 * (r->time.median / r->time.min - 1),
            r->flops_full / r->time.min, visible, 100 * visible / r->peak_gflops,
            gbytes, 100 * gbytes / r->peak_gbytes, (r->work_bytes + 1023) / 1024,
            r->error.max);
@@ -136,6 +140,15 @@ void bench_table_row(const struct bench_row *r,
 
 /* ------------------------------------------------------------ One shape -- */
 
+struct timing_limits bench_limits(const struct bench_options *options,
+                                  int threads)
+{
+    struct timing_limits limits = options->limits;
+    if (threads > 1)
+        limits.cpu_time = 0;
+    return limits;
+}
+
 static void fill_row(struct bench_row *row, const struct bench_problem *p,
                      double fma, const struct bench_peaks *peaks)
 {
@@ -150,7 +163,7 @@ static void fill_row(struct bench_row *row, const struct bench_problem *p,
     row->flops_visible = 2.0 * bench_visible_pairs(p) * widths;
     row->bytes =
         (double)(s->batch * s->kv_heads) * (double)s->kv_len * widths * item;
-    row->peak_gflops = fma * row->threads;
+    row->peak_gflops = bench_best_fma(s->dtype, fma) * row->threads;
     row->peak_gbytes = alone ? peaks->read_one : peaks->read_all;
 }
 
@@ -184,6 +197,7 @@ int bench_run_shape(const struct bench_shape *shape,
     struct timing_task tasks[TIMING_MAX_TASKS];
     struct timing times[TIMING_MAX_TASKS];
     struct bench_error errors[TIMING_MAX_TASKS];
+    struct timing_limits limits = bench_limits(options, options->threads);
     double flops;
     int count, wrong = 0;
 
@@ -195,11 +209,12 @@ int bench_run_shape(const struct bench_shape *shape,
     /* The peak, beside them: its share is of the same moments. */
     tasks[count] = bench_probe_fma(shape->dtype, &flops);
     if (count > 0)
-        timing_compare(tasks, count + 1, &options->limits, times);
+        timing_compare(tasks, count + 1, &limits, times);
     for (int n = 0; n < count; n++) {
         int ours = engines[n] == &bench_engines[ENGINE_LIBATTN];
+        int loop = engines[n] == &bench_engines[ENGINE_ROW_LOOP];
         struct bench_row row = {.engine = engines[n]->name,
-                                .threads = ours ? options->threads : 1,
+                                .threads = loop ? 1 : options->threads,
                                 .time = times[n],
                                 .work_bytes = ours ? p.work_bytes : 0,
                                 .error = errors[n]};

@@ -38,32 +38,43 @@ struct timing_limits {
     int repeats;        /* at most TIMING_MAX_REPEATS */
     double min_seconds; /* the fastest repeat lasts at least that */
     double max_seconds; /* when spent, no repeat after 2 begins; 0: no limit */
+    /* 1: CPU time of the calling thread instead of time that passes. On a
+     * machine that others keep busy it leaves out what they take; it is of no
+     * use for work that is done on several threads. */
+    int cpu_time;
 };
+
+static inline double timing_read(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
 
 static inline double timing_now(void)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    return timing_read(CLOCK_MONOTONIC);
 }
 
 /* Seconds of one batch. */
 static inline double timing_batch(const struct timing_task *task,
-                                  int64_t iterations)
+                                  int64_t iterations, int cpu_time)
 {
-    double start = timing_now();
+    clockid_t clock = cpu_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
+    double start = timing_read(clock);
     for (int64_t n = 0; n < iterations; n++)
         task->run(task->arg);
-    return timing_now() - start;
+    return timing_read(clock) - start;
 }
 
 /* Doubles the count until one batch is long enough. The first batch is the
  * warm-up: it counts only if it was already long enough alone. */
 static inline int64_t timing_calibrate(const struct timing_task *task,
-                                       double min_seconds)
+                                       const struct timing_limits *limits)
 {
     int64_t iterations = 1;
-    while (timing_batch(task, iterations) < min_seconds)
+    while (timing_batch(task, iterations, limits->cpu_time) <
+           limits->min_seconds)
         iterations *= 2;
     return iterations;
 }
@@ -105,7 +116,7 @@ static inline void timing_compare(const struct timing_task *tasks, int count,
     int short_of_time = 0;
 
     for (int t = 0; t < count; t++)
-        iterations[t] = timing_calibrate(&tasks[t], limits->min_seconds);
+        iterations[t] = timing_calibrate(&tasks[t], limits);
     for (int done = 0; !done;) {
         int repeat = 0;
         done = 1;
@@ -113,7 +124,8 @@ static inline void timing_compare(const struct timing_task *tasks, int count,
             for (int n = 0; n < count; n++) {
                 /* A different one begins each round. */
                 int t = (n + repeat) % count;
-                seconds[t][repeat] = timing_batch(&tasks[t], iterations[t]);
+                seconds[t][repeat] =
+                    timing_batch(&tasks[t], iterations[t], limits->cpu_time);
             }
             repeat++;
             short_of_time = limits->max_seconds > 0 &&

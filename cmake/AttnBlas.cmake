@@ -59,7 +59,7 @@ macro(attn_find_cblas)
     if(ATTN_STUB_BLAS)
         file(GLOB attn_stub_sources CONFIGURE_DEPENDS
              "${PROJECT_SOURCE_DIR}/tests/stub/*.c")
-        # Shared, so that the tests can ask the stub what it saw.
+        # Shared, so that the library finds out at run time which BLAS it is.
         add_library(attn_stub_blas SHARED ${attn_stub_sources})
         attn_own_target(attn_stub_blas)
         target_link_libraries(attn_stub_blas PRIVATE Threads::Threads m)

@@ -19,10 +19,6 @@ if(ATTN_CMOCKA_INCLUDE_DIR AND ATTN_CMOCKA_LIBRARY)
     target_link_libraries(attn_test_base INTERFACE
         attn_shared "${ATTN_CMOCKA_LIBRARY}" Threads::Threads m
         ${CMAKE_DL_LIBS})
-    if(ATTN_STUB_BLAS)
-        target_compile_definitions(attn_test_base INTERFACE ATTN_STUB_BLAS)
-        target_link_libraries(attn_test_base INTERFACE attn_stub_blas)
-    endif()
     set(attn_test_libraries attn_test_base)
     if(attn_helper_sources)
         add_library(attn_test_helpers STATIC ${attn_helper_sources})

@@ -513,7 +513,7 @@ static void race(attn_dtype dtype)
                            .out = filled(dtype, 4),
                            .scores = take(LEN * sizeof(double))};
     struct race loop = library;
-    const struct timing_limits limits = {8, 4e-3, 1.0};
+    const struct timing_limits limits = {8, 4e-3, 1.0, 0};
     struct timing_task tasks[2] = {{run_loop, &loop}, {run_library, &library}};
     struct timing times[2];
     size_t alignment;

@@ -364,6 +364,9 @@ ATTN_API attn_status attn_linear(const attn_context *context, int32_t layout,
 /* Flags. */
 #define ATTN_SDPA_SCALE 1  /* scale was set; else it is 1/sqrt(D) */
 #define ATTN_SDPA_WINDOW 2 /* window_left and window_right were set */
+/* Every product through CBLAS, also those with few queries (decoding), where
+ * the library's own loops are faster. Results differ by rounding. */
+#define ATTN_SDPA_BLAS_ONLY 4
 
 /* Where query 0 stands: its absolute position is the offset of section below.
  * Needed (not 0) for causal, window and chunk unless every sequence has as many

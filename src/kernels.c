@@ -23,6 +23,9 @@
 #include <immintrin.h>
 #endif
 
+/* For functions whose loops are unrolled once their arguments are known. */
+#define ALWAYS_INLINE __attribute__((always_inline)) static inline
+
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else

@@ -1,5 +1,14 @@
 /* Template of what masks do to scores; needs the real vocabulary. */
 
+/* Score plus bias; finite numbers stay finite, as a finite score is not a
+ * hidden one. */
+static R XI(biased)(R x, R bias)
+{
+    R sum = x + bias;
+
+    return x >= -R_MAX && bias >= -R_MAX && sum < -R_MAX ? -R_MAX : sum;
+}
+
 /* The rows of an ADD mask for these lanes, keys adjacent: as they are, or
  * gathered. */
 static void XI(mask_rows)(const attn__mask_view *m, const attn__sequence *s,
@@ -35,6 +44,28 @@ void XI(mask_tile)(R *s, int64_t ld, int64_t keys, int64_t padded_lanes,
         XI(kernels_get)()->hide(s, ld, keys, padded_lanes, bits->by_key[0]);
 }
 
+/* The same for scores by rows: a row is a lane, its keys are adjacent. */
+void XI(mask_rows_of)(R *s, int64_t ld, int64_t keys,
+                      const attn__tile_bits *bits, const attn__visibility *v,
+                      const attn__sequence *seq, const attn__lanes *lanes,
+                      int64_t key, R *gather)
+{
+    const R *rows[ATTN__MAX_LANES];
+
+    for (int32_t m = 0; m < v->num_masks; m++) {
+        if (v->masks[m].kind != ATTN_MASK_ADD)
+            continue;
+        XI(mask_rows)(&v->masks[m], seq, lanes, key, keys, gather, rows);
+        for (int64_t l = 0; l < lanes->n; l++)
+            for (int64_t j = 0; j < keys; j++)
+                s[l * ld + j] = XI(biased)(s[l * ld + j], rows[l][j]);
+    }
+    for (int64_t l = 0; l < lanes->n; l++)
+        for (int64_t j = 0; j < keys; j++)
+            if (!(bits->by_lane[l][j / 64] >> (j % 64) & 1))
+                s[l * ld + j] = R_NEG_INF;
+}
+
 /* One score with all masks; the scalar form of the above. */
 static R XI(masked)(const attn__visibility *v, R x, int64_t b, int64_t h,
                     int64_t i, int64_t j)
@@ -47,12 +78,9 @@ static R XI(masked)(const attn__visibility *v, R x, int64_t b, int64_t h,
         if (!(mask_bits(view, at, 1, R_DTYPE) & 1))
             return R_NEG_INF;
         if (view->kind == ATTN_MASK_ADD) {
-            R bias, sum;
+            R bias;
             memcpy(&bias, at, sizeof bias);
-            sum = x + bias;
-            if (x >= -R_MAX && bias >= -R_MAX && sum < -R_MAX)
-                sum = -R_MAX; /* a finite score is not a hidden one */
-            x = sum;
+            x = XI(biased)(x, bias);
         }
     }
     return x;

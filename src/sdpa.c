@@ -21,6 +21,9 @@
 
 #include <string.h>
 
+/* A block of so few lanes goes by rows, without GEMM. */
+#define MAX_ROWS 8
+
 /* A sequence whose heads and blocks make this many tasks is not split. */
 #define ENOUGH_TASKS 16
 /* Splits aim at this many tasks, */
@@ -168,8 +171,14 @@ static void zero_rows(const attn_tensor *t, int64_t b, int64_t first,
 
 #include "real_f32.h"
 #include "sdpa_tmpl.h"
+#include "sdpa_rows_tmpl.h"
+#include "sdpa_tiles_tmpl.h"
+#include "sdpa_tasks_tmpl.h"
 #include "real_f64.h"
 #include "sdpa_tmpl.h"
+#include "sdpa_rows_tmpl.h"
+#include "sdpa_tiles_tmpl.h"
+#include "sdpa_tasks_tmpl.h"
 
 /* ---------------------------------------------------------------- Layout -- */
 

@@ -18,6 +18,7 @@ typedef struct attn__sdpa {
     double scale;
     attn__visibility visibility;
     int32_t align;
+    bool blas_only;
     int64_t q_offset;
     const int64_t *q_offsets, *prefix_lens, *q_lens, *kv_lens, *cu_q, *cu_k;
     attn__blas blas;

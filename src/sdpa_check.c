@@ -79,7 +79,8 @@ static attn_status check_fit(const char *call, const attn_tensor *q,
 
 static attn_status check_flags(const char *call, const attn_sdpa_params *o)
 {
-    const int32_t known = ATTN_SDPA_SCALE | ATTN_SDPA_WINDOW;
+    const int32_t known =
+        ATTN_SDPA_SCALE | ATTN_SDPA_WINDOW | ATTN_SDPA_BLAS_ONLY;
 
     if (o->flags & ~known)
         return attn__fail(ATTN_ERR_UNSUPPORTED,
@@ -281,6 +282,7 @@ static attn_status read_params(const char *call, const attn_sdpa_params *params,
     p->kv_lens = o->kv_lens;
     p->prefix_lens = o->prefix_lens;
     p->align = o->align;
+    p->blas_only = (o->flags & ATTN_SDPA_BLAS_ONLY) != 0;
     p->q_offset = o->q_offset;
     p->q_offsets = o->q_offsets;
     p->scale = o->scale;

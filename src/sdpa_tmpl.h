@@ -1,5 +1,8 @@
 /*
- * Template of the engine: one block of queries against all keys it sees.
+ * Template of the engine: one block of queries against all keys it sees. Here
+ * its scratch memory, its queries, its keys and its results; the loop over
+ * tiles is in sdpa_tiles_tmpl.h (many queries, products through GEMM) and
+ * sdpa_rows_tmpl.h (few), the tasks made of blocks in sdpa_tasks_tmpl.h.
  *
  *   Qt (D x lanes)    the queries, transposed and scaled, packed once
  *   S  = K Qt         scores by key and lane; K is used where it lies
@@ -23,7 +26,10 @@ typedef struct XI(worker) {
     R *k_copy; /* keys x D, where K cannot be used in place */
     R *v_copy; /* keys x Dv */
     R *gather; /* keys x lanes, rows of masks */
-    R *m, *l;  /* running maximum and sum */
+    R *q_rows; /* few queries: q, scores and output by rows */
+    R *s_rows;
+    R *o_rows;
+    R *m, *l; /* running maximum and sum */
     R *alpha;
     R *factor;           /* 1 / sum */
     unsigned char *seen; /* has the lane seen any key? */
@@ -52,6 +58,12 @@ static XI(worker) XI(cut_worker)(const attn__sdpa *p, attn__bump *bump)
     w.gather = NULL;
     if (p->visibility.num_add > 0)
         w.gather = attn__bump_take(bump, keys * lanes, sizeof(R));
+    w.q_rows = attn__bump_take(
+        bump, MAX_ROWS * attn__round_up(p->width, lane_step(R_DTYPE)),
+        sizeof(R));
+    w.s_rows = attn__bump_take(
+        bump, MAX_ROWS * attn__round_up(keys, lane_step(R_DTYPE)), sizeof(R));
+    w.o_rows = attn__bump_take(bump, MAX_ROWS * p->v_width, sizeof(R));
     w.m = attn__bump_take(bump, lanes, sizeof(R));
     w.l = attn__bump_take(bump, lanes, sizeof(R));
     w.alpha = attn__bump_take(bump, lanes, sizeof(R));
@@ -72,6 +84,7 @@ typedef struct XI(block) {
     XI(worker) w;
     int64_t padded; /* lanes, rounded up to whole vectors: the ld of tiles */
     int mode;       /* of the scores */
+    bool by_rows;   /* few queries: no GEMM */
     const R *k, *v; /* key 0 of this sequence and head */
 } XI(block);
 
@@ -111,10 +124,12 @@ static void XI(set_lanes)(XI(block) * b)
         }
     lanes->n = n;
     b->padded = attn__round_up(n, lane_step(R_DTYPE));
+    b->by_rows = n <= MAX_ROWS && !b->p->blas_only;
     attn__lanes_ranges(lanes, &b->p->visibility, &t->s);
 }
 
-/* Qt = scale Q^T, with log2(e) in the scale unless masks are added to it. */
+/* scale Q, with log2(e) in the scale unless masks are added to it: by rows,
+ * zero up to whole vectors, or transposed. */
 static void XI(pack_queries)(XI(block) * b)
 {
     const attn__sdpa *p = b->p;
@@ -122,9 +137,17 @@ static void XI(pack_queries)(XI(block) * b)
     const double log2_e = 1.4426950408889634074;
     R scale = (R)(b->mode == ATTN__LOG2 ? p->scale * log2_e : p->scale);
     int64_t stride = p->q.stride[3];
+    int64_t ld = attn__round_up(p->width, lane_step(R_DTYPE));
 
     for (int64_t l = 0; l < lanes->n; l++)
         b->w.rows[l] = XI(query_at)(&p->q, b, lanes->head[l], lanes->i[l]);
+    if (b->by_rows) {
+        for (int64_t l = 0; l < lanes->n; l++)
+            for (int64_t d = 0; d < ld; d++)
+                b->w.q_rows[l * ld + d] =
+                    d < p->width ? b->w.rows[l][d * stride] * scale : K(0.0);
+        return;
+    }
     if (stride == 1 || p->width <= 1) {
         b->kernels->pack(b->w.rows, lanes->n, b->padded, p->width, scale,
                          b->w.qt, b->padded);
@@ -229,86 +252,7 @@ static const R *XI(rows_for_gemm)(const attn_tensor *tensor, const R *first,
     return copy;
 }
 
-static void XI(scores)(XI(block) * b, int64_t key, int64_t keys)
-{
-    const attn__sdpa *p = b->p;
-    int64_t ld;
-    const R *k = XI(rows_for_gemm)(&p->k, b->k, key, keys, b->w.k_copy, &ld);
-
-    XI(gemm)
-    (&p->blas, false, keys, b->padded, p->width, k, ld, b->w.qt, b->padded, 0,
-     b->w.s, b->padded);
-}
-
-/* Scores of a tile with masks; EMPTY if there is nothing to compute. */
-static attn__tile_state XI(masked_scores)(XI(block) * b, int64_t key,
-                                          int64_t keys)
-{
-    const attn__sdpa *p = b->p;
-    const task *t = b->t;
-    attn__tile_state state = attn__tile_visibility(
-        b->w.bits, &p->visibility, &t->s, b->w.lanes, key, keys, R_DTYPE);
-
-    if (state == ATTN__TILE_EMPTY)
-        return state;
-    XI(scores)(b, key, keys);
-    if (state == ATTN__TILE_MIXED || p->visibility.num_add > 0)
-        XI(mask_tile)
-    (b->w.s, b->padded, keys, b->padded, b->w.bits, state, &p->visibility,
-     &t->s, b->w.lanes, key, b->w.gather);
-    return state;
-}
-
-static bool XI(is_visible)(const attn__tile_bits *bits, int64_t j, int64_t lane)
-{
-    return bits->by_key[j][lane / 64] >> (lane % 64) & 1;
-}
-
-/*
- * V rows that are not finite, in a tile where some lanes do not see all keys:
- * weight 0 times NaN would be NaN there. The product is done with zeros in
- * their place, and they are added for the lanes that see them.
- */
-static void XI(add_nonfinite)(XI(block) * b, int64_t key, int64_t keys)
-{
-    const attn_tensor *v = &b->p->v;
-
-    for (int64_t j = 0; j < keys; j++)
-        for (int64_t e = 0; e < b->p->v_width; e++) {
-            R x = b->v[(key + j) * v->stride[2] + e * v->stride[3]];
-            if (x - x == K(0.0))
-                continue;
-            for (int64_t l = 0; l < b->w.lanes->n; l++)
-                if (XI(is_visible)(b->w.bits, j, l))
-                    b->w.ot[e * b->padded + l] += x * b->w.s[j * b->padded + l];
-        }
-}
-
-static void XI(add_values)(XI(block) * b, attn__tile_state state, int64_t key,
-                           int64_t keys, bool first)
-{
-    const attn__sdpa *p = b->p;
-    int64_t ld;
-    const R *v = XI(rows_for_gemm)(&p->v, b->v, key, keys, b->w.v_copy, &ld);
-    bool careful = state == ATTN__TILE_MIXED &&
-                   b->kernels->nonfinite(v, ld, keys, p->v_width);
-
-    if (careful) {
-        for (int64_t j = 0; j < keys; j++)
-            for (int64_t e = 0; e < p->v_width; e++) {
-                R x = v[j * ld + e];
-                b->w.v_copy[j * p->v_width + e] = x - x == K(0.0) ? x : K(0.0);
-            }
-        v = b->w.v_copy;
-        ld = MAX(p->v_width, 1);
-    }
-    XI(gemm)
-    (&p->blas, true, p->v_width, b->padded, keys, v, ld, b->w.s, b->padded,
-     !first, b->w.ot, b->padded);
-    if (careful)
-        XI(add_nonfinite)(b, key, keys);
-}
-
+/* Which lanes have seen a key, after a tile of this state. */
 static void XI(note_seen)(XI(block) * b, attn__tile_state state, int64_t keys)
 {
     if (state == ATTN__TILE_FULL) {
@@ -320,36 +264,14 @@ static void XI(note_seen)(XI(block) * b, attn__tile_state state, int64_t keys)
             b->w.seen[l] |= b->w.bits->by_lane[l][w] != 0;
 }
 
-/* Tiles [begin, end) of the block: afterwards ot, m, l and seen hold the
- * result, not yet divided by the sum. */
-static void XI(attend)(XI(block) * b, const XI(tiles) * tiles, int64_t begin,
-                       int64_t end)
+/* Nothing seen yet. */
+static void XI(reset)(XI(block) * b)
 {
-    bool first = true;
-
     for (int64_t l = 0; l < b->padded; l++) {
         b->w.m[l] = R_NEG_INF;
         b->w.l[l] = K(0.0);
         b->w.seen[l] = 0;
     }
-    for (int64_t index = begin; index < end; index++) {
-        int64_t keys;
-        int64_t key = XI(tile_keys)(tiles, index, &keys);
-        attn__tile_state state = XI(masked_scores)(b, key, keys);
-        bool moved;
-        if (state == ATTN__TILE_EMPTY)
-            continue;
-        moved = b->kernels->softmax(b->w.s, b->padded, keys, b->padded, b->w.m,
-                                    b->w.l, b->w.alpha, b->mode);
-        if (moved && !first)
-            b->kernels->rescale(b->w.ot, b->padded, b->p->v_width, b->padded,
-                                b->w.alpha);
-        XI(add_values)(b, state, key, keys, first);
-        XI(note_seen)(b, state, keys);
-        first = false;
-    }
-    for (int64_t a = 0; first && a < b->p->v_width * b->padded; a++)
-        b->w.ot[a] = K(0.0);
 }
 
 /* --------------------------------------------------------------- Results -- */
@@ -408,238 +330,4 @@ static void XI(write_block)(const run *r, XI(block) * b)
         for (int64_t e = 0; e < p->v_width; e++)
             b->w.out_rows[l][e * stride] =
                 b->w.ot[e * b->padded + l] * b->w.factor[l];
-}
-
-/* Where a split leaves its result: output, maximum, sum, seen. */
-static void XI(use_partial)(const run *r, XI(block) * b, int64_t number,
-                            R **seen)
-{
-    int64_t size = partial_elements(b->p, most_lanes(b->p));
-    R *at = (R *)r->partials + number * size;
-
-    b->w.ot = at;
-    b->w.m = at + b->p->v_width * b->padded;
-    b->w.l = b->w.m + b->padded;
-    *seen = b->w.l + b->padded;
-}
-
-static void XI(compute_task)(void *data, int64_t index, int32_t worker)
-{
-    const run *r = data;
-    task t = find_task(r, r->wave_start + index);
-    attn__blas_guard guard = attn__blas_enter();
-    XI(block) b = XI(make_block)(r, &t, worker);
-    XI(tiles) tiles = XI(cut_keys)(&b);
-    int64_t count = tiles.run[0].count + tiles.run[1].count;
-    R *seen = NULL;
-
-    if (t.c.splits > 1)
-        XI(use_partial)(r, &b, t.number, &seen);
-    XI(pack_queries)(&b);
-    XI(attend)
-    (&b, &tiles, count * t.split / t.c.splits,
-     count * (t.split + 1) / t.c.splits);
-    if (seen)
-        for (int64_t l = 0; l < b.padded; l++)
-            seen[l] = b.w.seen[l];
-    else
-        XI(write_block)(r, &b);
-    attn__blas_leave(guard);
-}
-
-/*
- * Partial results over disjoint keys, in the order of the keys:
- *   M = max m_k,  f_k = e^(m_k - M),  l = sum f_k l_k,  O = sum f_k O_k
- */
-static void XI(merge_task)(void *data, int64_t index, int32_t worker)
-{
-    const run *r = data;
-    task t = find_task(r, r->wave_start + index);
-    XI(block) b, part;
-    int64_t lanes, width = r->p->v_width;
-    R *seen;
-
-    if (t.c.splits == 1 || t.split != 0)
-        return;
-    b = XI(make_block)(r, &t, worker);
-    part = b;
-    lanes = b.padded;
-    for (int64_t l = 0; l < lanes; l++) {
-        b.w.m[l] = R_NEG_INF;
-        b.w.l[l] = K(0.0);
-        b.w.seen[l] = 0;
-    }
-    for (int64_t e = 0; e < width * lanes; e++)
-        b.w.ot[e] = K(0.0);
-    for (int64_t k = 0; k < t.c.splits; k++) {
-        XI(use_partial)(r, &part, t.number + k, &seen);
-        for (int64_t l = 0; l < lanes; l++)
-            if (part.w.m[l] > b.w.m[l])
-                b.w.m[l] = part.w.m[l];
-    }
-    for (int64_t k = 0; k < t.c.splits; k++) {
-        XI(use_partial)(r, &part, t.number + k, &seen);
-        for (int64_t l = 0; l < lanes; l++) {
-            R above = part.w.m[l] - b.w.m[l];
-            R f = b.mode == ATTN__LOG2 ? R_EXP2(above) : R_EXP(above);
-            /* Nothing above -inf in this part: it adds nothing. NaN shows in
-             * the sum. */
-            b.w.alpha[l] = part.w.m[l] == R_NEG_INF ? K(0.0) : f;
-            if (part.w.m[l] == R_NEG_INF && part.w.l[l] != K(0.0))
-                b.w.alpha[l] = K(1.0);
-            b.w.l[l] += b.w.alpha[l] * part.w.l[l];
-            b.w.seen[l] |= seen[l] != K(0.0);
-        }
-        for (int64_t e = 0; e < width; e++)
-            for (int64_t l = 0; l < lanes; l++)
-                b.w.ot[e * lanes + l] +=
-                    b.w.alpha[l] * part.w.ot[e * lanes + l];
-    }
-    XI(write_block)(r, &b);
-}
-
-static void XI(empty_lse)(const attn__sdpa *p, int64_t b, int64_t first)
-{
-    for (int64_t h = 0; h < p->heads; h++)
-        for (int64_t i = first; i < p->q_len; i++)
-            ((R *)p->lse.data)[b * p->lse.stride[0] + h * p->lse.stride[1] +
-                               i * p->lse.stride[2]] = R_NEG_INF;
-}
-
-/* --------------------------------------------------------------- Weights -- */
-
-/* Weights rows of the lanes, at key 0. */
-static R *XI(weights_row)(const attn_tensor *tensor, const XI(block) * b,
-                          int64_t head, int64_t i)
-{
-    return (R *)tensor->data + b->t->s.b * tensor->stride[0] +
-           head * tensor->stride[1] + i * tensor->stride[2];
-}
-
-/* Adds or stores a tile of weights, times factor, to the rows of a tensor. */
-static void XI(write_weights)(XI(block) * b, const attn_tensor *tensor,
-                              bool mean, int64_t key, int64_t keys,
-                              const R *factor)
-{
-    const attn__lanes *lanes = b->w.lanes;
-    int64_t stride = tensor->stride[3];
-
-    for (int64_t l = 0; l < lanes->n; l++)
-        b->w.out_rows[l] =
-            XI(weights_row)(tensor, b, mean ? 0 : lanes->head[l], lanes->i[l]) +
-            key * stride;
-    if (stride == 1 || tensor->shape[3] == 1) {
-        b->kernels->unpack(b->w.s, b->padded, lanes->n, keys, factor,
-                           b->w.out_rows, mean);
-        return;
-    }
-    for (int64_t l = 0; l < lanes->n; l++)
-        for (int64_t j = 0; j < keys; j++) {
-            R x = b->w.s[j * b->padded + l] * factor[l];
-            R *at = b->w.out_rows[l] + j * stride;
-            *at = mean ? *at + x : x;
-        }
-}
-
-/* Zeros for the keys [begin, end) of the block's weights. */
-static void XI(zero_weights)(const XI(block) * b, int64_t begin, int64_t end)
-{
-    const attn_tensor *w = &b->p->weights;
-    const attn__lanes *lanes = b->w.lanes;
-
-    for (int64_t l = 0; l < lanes->n && begin < end; l++)
-        zero_row((unsigned char *)(XI(weights_row)(w, b, lanes->head[l],
-                                                   lanes->i[l]) +
-                                   begin * w->stride[3]),
-                 end - begin, w->stride[3], sizeof(R));
-}
-
-/*
- * Rows whose sum is NaN, infinite or 0: their weights are NaN where visible,
- * but still exactly 0 where hidden. Done here, and factor taken as 1.
- */
-static void XI(odd_weights)(XI(block) * b, attn__tile_state state, int64_t keys)
-{
-    for (int64_t l = 0; l < b->w.lanes->n; l++) {
-        R f = b->w.l[l];
-        if (f - f == K(0.0))
-            continue;
-        for (int64_t j = 0; j < keys; j++) {
-            R *x = &b->w.s[j * b->padded + l];
-            bool hidden =
-                state == ATTN__TILE_MIXED && !XI(is_visible)(b->w.bits, j, l);
-            *x = hidden ? K(0.0) : *x * f;
-        }
-    }
-}
-
-/* The weights of one block, computed again from Q, K and the row's maximum and
- * sum, tile by tile. */
-static void XI(weights_block)(const run *r, XI(block) * b)
-{
-    const attn__sdpa *p = b->p;
-    XI(tiles) tiles = XI(cut_keys)(b);
-    int64_t count = tiles.run[0].count + tiles.run[1].count;
-    int64_t written = 0; /* keys below have their weights */
-    R over_heads = K(1.0) / (R)p->heads;
-    bool odd, any_odd = false;
-
-    XI(pack_queries)(b);
-    for (int64_t l = 0; l < b->padded; l++) {
-        b->w.m[l] = l < b->w.lanes->n ? XI(stats_at)(r, b, l)[0] : K(0.0);
-        b->w.l[l] = l < b->w.lanes->n ? XI(stats_at)(r, b, l)[1] : K(0.0);
-        odd = b->w.l[l] - b->w.l[l] != K(0.0);
-        any_odd |= odd;
-        b->w.factor[l] = odd ? K(1.0) : b->w.l[l];
-        b->w.alpha[l] = b->w.factor[l] * over_heads;
-    }
-    for (int64_t index = 0; index < count; index++) {
-        int64_t keys;
-        int64_t key = XI(tile_keys)(&tiles, index, &keys);
-        attn__tile_state state = XI(masked_scores)(b, key, keys);
-        if (state == ATTN__TILE_EMPTY)
-            continue;
-        b->kernels->exp(b->w.s, b->padded, keys, b->padded, b->w.m, b->mode);
-        if (any_odd)
-            XI(odd_weights)(b, state, keys);
-        if (p->wants_weights) {
-            XI(zero_weights)(b, written, key);
-            XI(write_weights)(b, &p->weights, false, key, keys, b->w.factor);
-        }
-        if (p->wants_mean)
-            XI(write_weights)(b, &p->weights_mean, true, key, keys, b->w.alpha);
-        written = key + keys;
-    }
-    if (p->wants_weights)
-        XI(zero_weights)(b, written, p->kv_len);
-}
-
-/* The mean over heads is summed by one task, in the order of the heads. */
-static void XI(weights_task)(void *data, int64_t index, int32_t worker)
-{
-    const run *r = data;
-    const attn__sdpa *p = r->p;
-    task t = find_task(r, index);
-    attn__blas_guard guard;
-    XI(block) b;
-
-    if (t.split != 0)
-        return;
-    guard = attn__blas_enter();
-    if (!p->wants_mean) {
-        b = XI(make_block)(r, &t, worker);
-        XI(weights_block)(r, &b);
-    } else if (t.g == 0 && t.block % t.c.head_blocks == 0) {
-        int64_t first_i = t.block / t.c.head_blocks * t.c.queries;
-        int64_t end_i = MIN(first_i + t.c.queries, t.s.q_len);
-        zero_rows(&p->weights_mean, t.s.b, first_i, end_i);
-        for (t.g = 0; t.g < p->kv_heads; t.g++)
-            for (int64_t h = 0; h < t.c.head_blocks; h++) {
-                task part = t;
-                part.block += h;
-                b = XI(make_block)(r, &part, worker);
-                XI(weights_block)(r, &b);
-            }
-    }
-    attn__blas_leave(guard);
 }

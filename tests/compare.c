@@ -23,6 +23,8 @@ double compare_worst(void)
  * they are of different classes. */
 static double fraction(long double got, const ref_num *want, double times)
 {
+    if (want->error == REF_NOT_FINITE)
+        return isfinite(got) ? HUGE_VAL : 0.0;
     if (isnan(want->value) || isnan(got))
         return isnan(want->value) && isnan(got) ? 0.0 : HUGE_VAL;
     if (isinf(want->value) || isinf(got))
@@ -104,6 +106,15 @@ int64_t compare_tensor(const char *what, const char *context,
                                           : COMPARE_WARN_F64);
 }
 
+/* The indices of element number i of a contiguous tensor of this shape. */
+static void unravel(int64_t i, const int64_t shape[4], int64_t at[4])
+{
+    for (int n = 3; n >= 0; n--) {
+        at[n] = i % shape[n];
+        i /= shape[n];
+    }
+}
+
 int64_t compare_golden(const char *what, const char *context,
                        const attn_tensor *got, const attn_tensor *want,
                        const ref_tensor *bounds, double rounding)
@@ -119,9 +130,9 @@ int64_t compare_golden(const char *what, const char *context,
         return 1;
     }
     for (int64_t i = 0; i < count; i++) {
-        const int64_t d = i % n[3], t = i / n[3] % n[2];
-        const int64_t h = i / n[3] / n[2] % n[1], b = i / n[3] / n[2] / n[1];
-        both.num[i].value = ref_get(want, b, h, t, d);
+        int64_t at[4];
+        unravel(i, n, at);
+        both.num[i].value = ref_get(want, at[0], at[1], at[2], at[3]);
         both.num[i].error = 2.0L * bounds->num[i].error +
                             (long double)rounding * fabsl(both.num[i].value);
     }
@@ -136,10 +147,10 @@ double compare_distance(const attn_tensor *a, const attn_tensor *b)
     double largest = 0.0;
     const int64_t *n = a->shape;
     for (int64_t i = 0; i < n[0] * n[1] * n[2] * n[3]; i++) {
-        const int64_t d = i % n[3], t = i / n[3] % n[2];
-        const int64_t h = i / n[3] / n[2] % n[1], c = i / n[3] / n[2] / n[1];
-        const double x =
-            (double)fabsl(ref_get(a, c, h, t, d) - ref_get(b, c, h, t, d));
+        int64_t at[4];
+        unravel(i, n, at);
+        const double x = (double)fabsl(ref_get(a, at[0], at[1], at[2], at[3]) -
+                                       ref_get(b, at[0], at[1], at[2], at[3]));
         if (isnan(x))
             return x;
         largest = x > largest ? x : largest;
@@ -147,31 +158,33 @@ double compare_distance(const attn_tensor *a, const attn_tensor *b)
     return largest;
 }
 
-static const unsigned char *element(const attn_tensor *v, int64_t c, int64_t h,
-                                    int64_t t, int64_t d)
+static size_t size_of(attn_dtype dtype)
 {
-    const int64_t size = v->dtype == ATTN_F32   ? 4
-                         : v->dtype == ATTN_F64 ? 8
-                                                : 1;
-    const int64_t at = c * v->stride[0] + h * v->stride[1] + t * v->stride[2] +
-                       d * v->stride[3];
-    return (const unsigned char *)v->data + at * size;
+    return dtype == ATTN_F32 ? 4 : dtype == ATTN_F64 ? 8 : 1;
+}
+
+static const unsigned char *element(const attn_tensor *v, const int64_t at[4])
+{
+    int64_t offset = 0;
+    for (int n = 0; n < 4; n++)
+        offset += at[n] * v->stride[n];
+    return (const unsigned char *)v->data + offset * (int64_t)size_of(v->dtype);
 }
 
 int compare_bits(const char *what, const char *context, const attn_tensor *a,
                  const attn_tensor *b)
 {
     const int64_t *n = a->shape;
-    const size_t size = a->dtype == ATTN_F32 ? 4 : a->dtype == ATTN_F64 ? 8 : 1;
     for (int64_t i = 0; i < n[0] * n[1] * n[2] * n[3]; i++) {
-        const int64_t d = i % n[3], t = i / n[3] % n[2];
-        const int64_t h = i / n[3] / n[2] % n[1], c = i / n[3] / n[2] / n[1];
-        if (memcmp(element(a, c, h, t, d), element(b, c, h, t, d), size) == 0)
+        int64_t at[4];
+        unravel(i, n, at);
+        if (memcmp(element(a, at), element(b, at), size_of(a->dtype)) == 0)
             continue;
         print_error("%s(%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64
                     "): %.21Lg is not bit for bit %.21Lg; %s\n",
-                    what, c, h, t, d, ref_get(a, c, h, t, d),
-                    ref_get(b, c, h, t, d), context);
+                    what, at[0], at[1], at[2], at[3],
+                    ref_get(a, at[0], at[1], at[2], at[3]),
+                    ref_get(b, at[0], at[1], at[2], at[3]), context);
         return 0;
     }
     return 1;

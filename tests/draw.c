@@ -11,12 +11,13 @@
 enum {
     VALUES_NORMAL,
     VALUES_LARGE, /* scores of hundreds: exp overflows unless max is taken */
+    VALUES_TINY,  /* products of q and k underflow in float */
     VALUES_HIDDEN_POISON, /* NaN and inf at keys and rows that nothing sees */
-    VALUES_VISIBLE_NAN    /* NaN at some keys that may be seen, inf in v */
+    VALUES_VISIBLE_POISON /* NaN and inf in places that may be seen */
 };
 
-static const char *const value_names[] = {"normal", "large", "hidden poison",
-                                          "visible NaN"};
+static const char *const value_names[] = {"normal", "large", "tiny",
+                                          "hidden poison", "visible poison"};
 
 /* Work of one call at most, in score elements times width: keeps the oracle,
  * which is slow, to some milliseconds. */
@@ -50,17 +51,45 @@ static int64_t draw_width(rng *r)
     return rng_one_in(r, 2) ? usual[rng_int(r, 0, 5)] : rng_int(r, 1, 67);
 }
 
+/* Shapes that a program may treat in a way of its own. */
+static void draw_special(rng *r, sizes *s, int64_t *group)
+{
+    switch (rng_int(r, 1, 3)) {
+    case 1: /* few queries over a long cache: keys may be split */
+        s->batch = s->kv_heads = 1;
+        *group = rng_int(r, 1, 2);
+        s->q_len = 1;
+        s->kv_len = rng_int(r, 2000, 8000);
+        s->width = rng_int(r, 1, 8);
+        s->v_width = rng_int(r, 1, 8);
+        break;
+    case 2: /* more heads in a group than a block of queries has room for */
+        s->batch = s->kv_heads = 1;
+        *group = rng_int(r, 33, 300);
+        s->q_len = rng_int(r, 1, 5);
+        break;
+    default: /* very wide heads */
+        s->batch = s->kv_heads = 1;
+        s->q_len = rng_int(r, 1, 9);
+        s->kv_len = rng_int(r, 1, 40);
+        s->width = rng_int(r, 1, 1500);
+        s->v_width = rng_int(r, 1, 1500);
+    }
+}
+
 static sizes draw_sizes(rng *r)
 {
     sizes s;
     s.dtype = rng_one_in(r, 2) ? ATTN_F32 : ATTN_F64;
     s.batch = rng_one_in(r, 40) ? 0 : rng_int(r, 1, 3);
     s.kv_heads = rng_one_in(r, 40) ? 0 : rng_int(r, 1, 3);
-    const int64_t group = rng_one_in(r, 2) ? 1 : rng_int(r, 1, 5);
+    int64_t group = rng_one_in(r, 2) ? 1 : rng_int(r, 1, 5);
     s.q_len = draw_size(r);
     s.kv_len = rng_one_in(r, 3) ? s.q_len : draw_size(r);
     s.width = draw_width(r);
     s.v_width = rng_one_in(r, 2) ? s.width : draw_width(r);
+    if (rng_one_in(r, 25))
+        draw_special(r, &s, &group);
     /* Halve what is too large until the oracle can do it quickly. */
     s.q_heads = s.kv_heads * group;
     int64_t *const large[] = {&s.batch, &s.kv_heads, &s.kv_len, &s.q_len};
@@ -142,8 +171,9 @@ static void draw_align(rng *r, drawn *d, const sizes *s)
             p->align = 0; /* allowed where all alignments agree */
         return;
     }
-    p->q_offset = draw_offset(r, s);
     if (rng_one_in(r, 2)) {
+        p->q_offset = draw_offset(r, s);
+    } else {
         for (int64_t b = 0; b < DRAW_MAX_SEQS; b++)
             d->q_offsets[b] = draw_offset(r, s);
         p->q_offsets = d->q_offsets;
@@ -179,9 +209,10 @@ static void draw_rules(rng *r, drawn *d, const sizes *s)
         rng_one_in(r, 4))
         draw_align(r, d, s);
     if (rng_one_in(r, 4)) {
-        static const double scales[] = {0.0, 1.0, -0.4, 0.125, 3.0};
+        static const double scales[] = {0.0,   1.0, -0.4, 0.125,
+                                        1e-20, 3.0, -1e4};
         p->flags |= ATTN_SDPA_SCALE;
-        p->scale = scales[rng_int(r, 0, 4)];
+        p->scale = scales[rng_int(r, 0, 6)];
     }
 }
 
@@ -299,8 +330,7 @@ static void poison_hidden(rng *r, drawn *d, const sizes *s)
 }
 
 /* Numbers that are not finite in single elements; whom they reach is for the
- * oracle to say. No infinity in q and k: a score of +-inf decides whole rows,
- * which NaN does already. */
+ * oracle to say. */
 static void poison_visible(rng *r, const drawn *d)
 {
     const attn_tensor *const x[] = {&d->q.view, &d->k.view, &d->v.view};
@@ -309,10 +339,8 @@ static void poison_visible(rng *r, const drawn *d)
         const int64_t *s = x[which]->shape;
         if (s[0] * s[1] * s[2] * s[3] == 0 || rng_one_in(r, 3))
             continue;
-        const int inf = which == 2 && !d->shares_kv && rng_one_in(r, 2);
         tensor_set(x[which], rng_int(r, 0, s[0] - 1), rng_int(r, 0, s[1] - 1),
-                   rng_int(r, 0, s[2] - 1), rng_int(r, 0, s[3] - 1),
-                   inf ? HUGE_VAL : (double)NAN);
+                   rng_int(r, 0, s[2] - 1), rng_int(r, 0, s[3] - 1), poison(r));
     }
 }
 
@@ -327,21 +355,23 @@ static int has_shared_elements(const attn_tensor *x)
 
 static void draw_values(rng *r, drawn *d, const sizes *s)
 {
-    d->values = (int)rng_int(r, VALUES_NORMAL, VALUES_VISIBLE_NAN);
+    d->values = (int)rng_int(r, VALUES_NORMAL, VALUES_VISIBLE_POISON);
     if (rng_one_in(r, 3))
         d->values = VALUES_NORMAL;
     if (d->values == VALUES_HIDDEN_POISON &&
         (has_shared_elements(&d->q.view) || has_shared_elements(&d->k.view) ||
          has_shared_elements(&d->v.view)))
         d->values = VALUES_NORMAL;
-    d->factor = d->values == VALUES_LARGE ? 4.0 + 12.0 * rng_unit(r) : 1.0;
+    d->factor = d->values == VALUES_LARGE  ? 4.0 + 12.0 * rng_unit(r)
+                : d->values == VALUES_TINY ? 1e-21
+                                           : 1.0;
     tensor_normal(&d->q.view, r, d->factor);
     tensor_normal(&d->k.view, r, d->factor);
     if (!d->shares_kv)
         tensor_normal(&d->v.view, r, 1.0);
     if (d->values == VALUES_HIDDEN_POISON)
         poison_hidden(r, d, s);
-    if (d->values == VALUES_VISIBLE_NAN)
+    if (d->values == VALUES_VISIBLE_POISON)
         poison_visible(r, d);
 }
 
@@ -370,22 +400,25 @@ static void draw_tensors(rng *r, drawn *d, const sizes *s)
 
 static void draw_outputs(rng *r, drawn *d, const sizes *s)
 {
-    const int64_t b = s->batch;
+    const attn_sdpa_params *p = &d->params;
+    const int64_t n = sequences(d);
+    const int64_t q_len = p->cu_q ? longest(d->cu_q, n) : s->q_len;
+    const int64_t kv_len = p->cu_k ? longest(d->cu_k, n) : s->kv_len;
     if (rng_one_in(r, 2)) {
-        d->lse = tensor_scattered(r, TENSOR_OUTPUT, s->dtype, b, s->q_heads,
-                                  s->q_len, 1);
+        d->lse = tensor_scattered(r, TENSOR_OUTPUT, s->dtype, s->batch,
+                                  s->q_heads, s->q_len, 1);
         d->params.lse = &d->lse.view;
     }
-    if (d->params.cu_q)
+    if (d->in_place) /* q is read again for the weights */
         return;
     if (rng_one_in(r, 3)) {
-        d->weights = tensor_scattered(r, TENSOR_OUTPUT, s->dtype, b, s->q_heads,
-                                      s->q_len, s->kv_len);
+        d->weights = tensor_scattered(r, TENSOR_OUTPUT, s->dtype, n, s->q_heads,
+                                      q_len, kv_len);
         d->params.weights = &d->weights.view;
     }
     if (rng_one_in(r, 4)) {
-        d->weights_mean = tensor_scattered(r, TENSOR_OUTPUT, s->dtype, b, 1,
-                                           s->q_len, s->kv_len);
+        d->weights_mean =
+            tensor_scattered(r, TENSOR_OUTPUT, s->dtype, n, 1, q_len, kv_len);
         d->params.weights_mean = &d->weights_mean.view;
     }
 }

@@ -4,6 +4,7 @@
 #include "kit.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -188,6 +189,23 @@ int64_t kit_capture_end(void)
     close(saved_err);
     captured = -1;
     return bytes;
+}
+
+bool kit_blas_is_exclusive(void)
+{
+    return strstr(attn_blas_info(), "one at a time") != NULL;
+}
+
+bool kit_blas_is_blis(void)
+{
+    Dl_info info;
+    void *symbol = dlsym(RTLD_DEFAULT, "cblas_sgemm");
+    if (symbol == NULL || dladdr(symbol, &info) == 0)
+        return false;
+    char *path = realpath(info.dli_fname, NULL);
+    const bool blis = path != NULL && strstr(path, "blis") != NULL;
+    free(path);
+    return blis;
 }
 
 int kit_thread_count(void)

@@ -14,6 +14,23 @@
 
 #include "attn.h"
 
+/* Sanitizers bring their own malloc, pthread_create and dlopen, and the one
+ * for threads also a thread, and a dislike of threads in children of fork. */
+#ifndef __has_feature
+#define __has_feature(x) 0
+#endif
+#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
+#define KIT_THREAD_SANITIZED 1
+#else
+#define KIT_THREAD_SANITIZED 0
+#endif
+#if KIT_THREAD_SANITIZED || defined(__SANITIZE_ADDRESS__) || \
+    __has_feature(address_sanitizer) || __has_feature(memory_sanitizer)
+#define KIT_SANITIZED 1
+#else
+#define KIT_SANITIZED 0
+#endif
+
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
 /* Reproducible random numbers; one stream, for the main thread only. */
@@ -48,6 +65,16 @@ bool kit_same(const attn_tensor *x, const attn_tensor *y);
  * returns how many bytes came (0 if nothing is being captured). */
 void kit_capture_begin(void);
 int64_t kit_capture_end(void);
+
+/* Whether the loaded BLAS admits one caller at a time, so that calls run on
+ * one thread whatever they were given. */
+bool kit_blas_is_exclusive(void);
+
+/* Whether the loaded BLAS is a BLIS. Its kernels load whole vectors of C, also
+ * behind the end of its last row, and it takes its number of threads from the
+ * environment when it is loaded, with nothing to say otherwise for one caller
+ * that distributions leave visible. Neither is in the library's hands. */
+bool kit_blas_is_blis(void);
 
 /* Number of threads this process has now; -1 without /proc. */
 int kit_thread_count(void);

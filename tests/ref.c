@@ -295,7 +295,7 @@ static ref_num weight_of(const problem *a, const row *r, const key *c)
             (1.0L - r->spread);
         w.error = linear < w.error ? linear : w.error;
     }
-    w.error += a->tiny;
+    w.error += 2.0L * a->tiny; /* the exponential and its quotient */
     return w;
 }
 
@@ -320,6 +320,7 @@ static ref_num output_of(const problem *a, const row *r, const key *keys,
         return out;
     long double size = 0.0L, moved = 0.0L, inherited = 0.0L, largest = 0.0L;
     long double far_v = 0.0L, all = 0.0L;
+    int unsure = 0;
     for (int64_t j = 0; j < r->keys; j++, v += step) {
         if (!keys[j].visible)
             continue;
@@ -331,6 +332,11 @@ static ref_num output_of(const problem *a, const row *r, const key *keys,
         far_v = v->error > far_v ? v->error : far_v;
         largest = x > largest ? x : largest;
         all += x;
+        unsure |= isinf(x) && keys[j].weight < 4.0L * a->tiny;
+    }
+    if (unsure) {
+        out.error = REF_NOT_FINITE;
+        return out;
     }
     /* |out - v| <= |out| + |v|: a convex combination cannot be farther off. */
     const long double any = fabsl(out.value) + largest * (1.0L + r->rounding);
@@ -373,10 +379,8 @@ static void write_row(const problem *a, const sequence *s, int64_t h, int64_t i,
             output_of(a, &r, keys, v, width);
     }
     *ref_at(&to->lse, s->batch, h, at, 0) = lse_of(a, &r);
-    if (to->weights.num)
-        for (int64_t j = 0; j < s->k_len; j++)
-            *ref_at(&to->weights, s->batch, h, at, j) =
-                weight_of(a, &r, &keys[j]);
+    for (int64_t j = 0; j < s->k_len; j++)
+        *ref_at(&to->weights, s->index, h, i, j) = weight_of(a, &r, &keys[j]);
 }
 
 static void average_weights(const problem *a)
@@ -399,21 +403,33 @@ static void average_weights(const problem *a)
             }
 }
 
+/* The longest sequence of a ragged batch, else rows. */
+static int64_t longest(const int64_t *cu, int64_t num_seqs, int64_t rows)
+{
+    int64_t most = 0;
+    if (!cu)
+        return rows;
+    for (int64_t n = 0; n < num_seqs; n++)
+        most = cu[n + 1] - cu[n] > most ? cu[n + 1] - cu[n] : most;
+    return most;
+}
+
 static void prepare_outputs(const problem *a)
 {
+    const attn_sdpa_params *p = a->p;
     const int64_t batch = a->q.shape[0], heads = a->q.shape[1];
-    const int64_t rows = a->q.shape[2], keys = a->k.shape[2];
+    const int64_t rows = a->q.shape[2], width = a->v.shape[3];
+    const int64_t sequences = p->cu_q ? p->num_seqs : batch;
+    const int64_t q_len = longest(p->cu_q, p->num_seqs, rows);
+    const int64_t k_len = longest(p->cu_k, p->num_seqs, a->k.shape[2]);
     ref_result *r = a->result;
-    const ref_result empty = {0};
-    *r = empty;
-    r->out = make(batch, heads, rows, a->v.shape[3]);
+    r->out = make(batch, heads, rows, width);
     r->lse = make(batch, heads, rows, 1);
-    if (!a->p->cu_q) {
-        r->weights = make(batch, heads, rows, keys);
-        r->weights_mean = make(batch, 1, rows, keys);
+    r->weights = make(sequences, heads, q_len, k_len);
+    r->weights_mean = make(sequences, 1, q_len, k_len);
+    if (!p->cu_q)
         return;
-    }
-    for (int64_t n = 0; n < batch * heads * rows * a->v.shape[3]; n++)
+    for (int64_t n = 0; n < batch * heads * rows * width; n++)
         r->out.num[n].error = REF_UNTOUCHED;
     for (int64_t n = 0; n < batch * heads * rows; n++)
         r->lse.num[n].error = REF_UNTOUCHED;
@@ -434,7 +450,7 @@ static void attend(const problem *a)
                 write_zero_row(a, &s, h, i);
         }
     }
-    if (a->result->weights.num && heads > 0)
+    if (heads > 0)
         average_weights(a);
     free(keys);
 }

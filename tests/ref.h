@@ -35,10 +35,13 @@
 
 typedef struct ref_num {
     long double value;
-    long double error; /* REF_UNTOUCHED: the library must not write here */
+    /* REF_UNTOUCHED: the library must not write here. REF_NOT_FINITE: inf or
+     * NaN, as an infinite v meets a weight that the type may round to 0. */
+    long double error;
 } ref_num;
 
 #define REF_UNTOUCHED (-1.0L)
+#define REF_NOT_FINITE (-2.0L)
 
 /* Contiguous, in the shape that the argument of the same name must have. */
 typedef struct ref_tensor {
@@ -49,7 +52,7 @@ typedef struct ref_tensor {
 typedef struct ref_result {
     ref_tensor out;
     ref_tensor lse;
-    ref_tensor weights; /* num NULL for ragged batches */
+    ref_tensor weights;
     ref_tensor weights_mean;
 } ref_result;
 

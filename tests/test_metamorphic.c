@@ -17,7 +17,7 @@
 #include "tensors.h"
 
 /* Shapes are drawn from fixed seeds: these many for each relation and type. */
-enum { ROUNDS = 12, MAX_BATCH = 4 };
+enum { ROUNDS = 16, MAX_BATCH = 4, MAX_KEYS = 5000 };
 
 static const attn_dtype types[] = {ATTN_F32, ATTN_F64};
 
@@ -50,6 +50,11 @@ static void problem_make(problem *x, rng *r, attn_dtype dtype,
     x->tk = rng_one_in(r, 4) ? rng_int(r, 300, 600) : rng_int(r, 2, 67);
     if (x->tq * x->tk > 10000) /* the oracle is slow */
         x->b = x->hkv = x->hq = 1;
+    if (rng_one_in(r, 6)) { /* few queries over many keys */
+        x->hkv = x->hq = 1;
+        x->tq = rng_int(r, 1, 2);
+        x->tk = rng_int(r, 2000, MAX_KEYS);
+    }
     x->d = rng_int(r, 1, 40);
     x->dv = rng_int(r, 1, 40);
     x->p = init;
@@ -73,7 +78,7 @@ static void problem_free(problem *x)
     tensor_free(&x->v);
 }
 
-/* Runs a call and keeps out, LSE and weights (no weights if ragged). */
+/* Runs a call and keeps out, LSE and, unless ragged, weights. */
 static results run(const char *name, const attn_sdpa_params *params,
                    const attn_tensor *q, const attn_tensor *k,
                    const attn_tensor *v)
@@ -282,7 +287,7 @@ static tensor draw_keep(const problem *x, rng *r)
 
 static void check_permuted_keys(problem *x, rng *r)
 {
-    int64_t order[600];
+    int64_t order[MAX_KEYS];
     draw_permutation(r, order, x->tk);
     tensor keep = draw_keep(x, r);
     tensor k = permuted(&x->k.view, 2, order);
@@ -530,6 +535,63 @@ static void test_mask__lowest_number_gives_the_mean(void **state)
     each_problem("lowest mask", check_lowest_mask);
 }
 
+/* A NaN that a row does see makes its visible weights NaN, but "a masked key
+ * has weight exactly 0" holds there as anywhere. */
+static void check_weights_of_a_nan_row(problem *x, rng *r)
+{
+    tensor keep = draw_keep(x, r);
+    tensor mean = tensor_make(x->dtype, x->b, 1, x->tq, x->tk);
+    attn_mask mask = {.kind = ATTN_MASK_KEEP, .view = keep.view};
+    const attn_tensor row = tensor_slice(&x->q.view, 2, 0, 1);
+    x->p.masks = &mask;
+    x->p.num_masks = 1;
+    x->p.weights_mean = &mean.view;
+    tensor_fill(&row, (double)NAN);
+    results o = run_problem(x);
+    for (int64_t j = 0; j < x->tk; j++) {
+        int64_t seen = 0;
+        for (int64_t h = 0; h < x->hq; h++) {
+            const long double w = ref_get(&o.weights.view, 0, h, 0, j);
+            const int visible = ref_get(&keep.view, 0, h, 0, j) != 0.0L;
+            seen += visible;
+            if (visible ? !isnan(w) : w != 0.0L)
+                fail_msg("%s: weight %Lg of head %d, key %d", x->name, w,
+                         (int)h, (int)j);
+        }
+        const long double w = ref_get(&mean.view, 0, 0, 0, j);
+        if (seen ? !isnan(w) : w != 0.0L)
+            fail_msg("%s: mean weight %Lg of key %d", x->name, w, (int)j);
+    }
+    results_free(&o);
+    tensor_free(&mean);
+    tensor_free(&keep);
+}
+
+static void test_weights__hidden_are_zero_in_a_nan_row(void **state)
+{
+    (void)state;
+    each_problem("weights of a NaN row", check_weights_of_a_nan_row);
+}
+
+/* No heads: an output that has elements is written all the same. */
+static void test_weights_mean__of_no_heads_is_zero(void **state)
+{
+    (void)state;
+    for (size_t t = 0; t < 2; t++) {
+        tensor q = tensor_make(types[t], 2, 0, 3, 4);
+        tensor mean = tensor_make(types[t], 2, 1, 3, 3);
+        attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+        p.weights_mean = &mean.view;
+        assert_int_equal(
+            attn_sdpa(NULL, &p, &q.view, &q.view, &q.view, &q.view), ATTN_OK);
+        for (int64_t n = 0; n < 18; n++)
+            assert_true(ref_get(&mean.view, n / 9, 0, n / 3 % 3, n % 3) ==
+                        0.0L);
+        tensor_free(&q);
+        tensor_free(&mean);
+    }
+}
+
 /* -------------------------------------------------- Lengths and batches -- */
 
 /* One batch of a problem alone. */
@@ -694,6 +756,58 @@ static void test_layouts__hold_the_same_numbers(void **state)
     each_problem("layouts", check_layouts);
 }
 
+/* q, k and v in one packed array, both ways, and a layer's (B,T,H,D) memory:
+ * only other strides. The output goes to (B,T,H,D) memory. */
+static void check_packed(problem *x, rng *r)
+{
+    problem y = *x;
+    y.hkv = y.hq;
+    y.k = tensor_make(x->dtype, x->b, x->hq, x->tq, x->d);
+    y.v = tensor_make(x->dtype, x->b, x->hq, x->tq, x->d);
+    tensor_normal(&y.k.view, r, 1.5);
+    tensor_normal(&y.v.view, r, 1.0);
+    results plain = run_problem(&y);
+    tensor memory = tensor_make(x->dtype, 4, x->b, x->tq, x->hq * x->d);
+    tensor out = tensor_make(x->dtype, x->b, x->tq, x->hq, x->d);
+    for (int n = 0; n < 3; n++) {
+        attn_tensor q, k, v, o;
+        void *const at = memory.view.data;
+        const size_t part = memory.bytes / 4;
+        if (n == 0)
+            attn_view_bt3hd(&q, &k, &v, x->dtype, at, x->b, x->tq, x->hq, x->d);
+        if (n == 1)
+            attn_view_bht3d(&q, &k, &v, x->dtype, at, x->b, x->hq, x->tq, x->d);
+        if (n == 2) {
+            attn_view_bthd(&q, x->dtype, at, x->b, x->tq, x->hq, x->d);
+            attn_view_bthd(&k, x->dtype, (char *)at + part, x->b, x->tq, x->hq,
+                           x->d);
+            attn_view_bthd(&v, x->dtype, (char *)at + 2 * part, x->b, x->tq,
+                           x->hq, x->d);
+        }
+        attn_view_bthd(&o, x->dtype, out.view.data, x->b, x->tq, x->hq, x->d);
+        tensor_assign(&q, &y.q.view);
+        tensor_assign(&k, &y.k.view);
+        tensor_assign(&v, &y.v.view);
+        if (attn_sdpa(NULL, &y.p, &q, &k, &v, &o) != ATTN_OK)
+            fail_msg("%s: %s", x->name, attn_last_error());
+        ref_result bounds;
+        ref_sdpa(&bounds, &y.p, &q, &k, &v);
+        assert_near(x, "out", &o, &plain.out.view, &bounds.out);
+        ref_free(&bounds);
+    }
+    results_free(&plain);
+    tensor_free(&memory);
+    tensor_free(&out);
+    tensor_free(&y.k);
+    tensor_free(&y.v);
+}
+
+static void test_layouts__packed_are_only_strides(void **state)
+{
+    (void)state;
+    each_problem("packed layouts", check_packed);
+}
+
 /* The flat call is attn_sdpa with contiguous views, bit for bit. */
 static void check_flat(problem *x, rng *r)
 {
@@ -735,10 +849,13 @@ int main(void)
         cmocka_unit_test(test_mask__hidden_keys_may_hold_anything),
         cmocka_unit_test(test_mask__nan_reaches_only_those_who_see_it),
         cmocka_unit_test(test_mask__lowest_number_gives_the_mean),
+        cmocka_unit_test(test_weights__hidden_are_zero_in_a_nan_row),
+        cmocka_unit_test(test_weights_mean__of_no_heads_is_zero),
         cmocka_unit_test(test_batch__alone_or_among_others_bit_for_bit),
         cmocka_unit_test(test_lengths__equal_sliced_tensors),
         cmocka_unit_test(test_ragged__equals_one_by_one_bit_for_bit),
         cmocka_unit_test(test_layouts__hold_the_same_numbers),
+        cmocka_unit_test(test_layouts__packed_are_only_strides),
         cmocka_unit_test(test_flat_call__is_the_same_bit_for_bit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

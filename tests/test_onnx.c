@@ -127,9 +127,10 @@ static void read_positions(call *a)
     const attn_tensor *past = case_tensor(&a->c, "past_key");
     a->params.causal = (int32_t)case_number(&a->c, "causal", 0.0);
     a->params.align = ATTN_ALIGN_OFFSET;
-    a->params.q_offset = past ? past->shape[2] : 0;
-    if (!lens)
+    if (!lens) {
+        a->params.q_offset = past ? past->shape[2] : 0;
         return;
+    }
     assert_true(lens->view.dtype == NPY_I64 && lens->count <= MAX_BATCH);
     a->params.kv_lens = lens->view.data;
     for (int64_t b = 0; b < lens->count; b++)

@@ -19,7 +19,7 @@
 #include "compare.h"
 #include "draw.h"
 
-enum { DEFAULT_COUNT = 1500, MAX_THREADS = 3 };
+enum { DEFAULT_COUNT = 8000, MAX_THREADS = 3 };
 
 static uint64_t from_environment(const char *name, uint64_t otherwise)
 {

@@ -58,7 +58,7 @@ static void make_problem(struct problem *x, const struct shape *s, bool masked)
     x->mask.view = kit_make(ATTN_U8, s->B, 1, s->Tq, s->Tk);
     x->p.causal = s->causal;
     x->p.align = ATTN_ALIGN_BOTTOM_RIGHT;
-    x->p.masks = &x->mask;
+    x->p.masks = masked ? &x->mask : NULL;
     x->p.num_masks = masked;
     x->p.lse = &x->lse;
     x->p.weights = &x->weights;
@@ -376,8 +376,10 @@ static void test_context__the_host_is_asked_for_its_threads(void **state)
     make_problem(&x, &shapes[3], false);
     attn_context *context = make_context(3, counting, &c);
     struct bits met = run(&x, context);
-    assert_true(atomic_load(&c.calls) > 0);
-    assert_true(atomic_load(&c.largest) > 1);
+    if (!kit_blas_is_exclusive()) {
+        assert_true(atomic_load(&c.calls) > 0);
+        assert_true(atomic_load(&c.largest) > 1);
+    }
     assert_true(atomic_load(&c.largest) <= 3);
     drop_bits(&met);
     drop_problem(&x);

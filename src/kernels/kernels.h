@@ -29,43 +29,57 @@ enum {
     ATTN__NATURAL = 1 /* weight = e^(s - m) */
 };
 
-#define ATTN__DECLARE_KERNELS(R, suffix)                                      \
-    typedef struct attn__kernels_##suffix {                                   \
-        /* dst[d * ld + lane] = rows[lane][d] * scale for lane < n, 0 for     \
-         * n <= lane < padded. */                                             \
-        void (*pack)(const R *const *rows, int64_t n, int64_t padded,         \
-                     int64_t width, R scale, R *dst, int64_t ld);             \
-        /* rows[lane][e] = src[e * ld + lane] * scale[lane], lane < n; or +=  \
-         * that if add. */                                                    \
-        void (*unpack)(const R *src, int64_t ld, int64_t n, int64_t width,    \
-                       const R *scale, R *const *rows, bool add);             \
-        /* s[j][lane] += rows[lane][j] where that is finite or NaN; -inf      \
-         * replaces; a finite sum stays finite (see mask.h). */               \
-        void (*add_rows)(R * s, int64_t ld, int64_t keys, int64_t lanes,      \
-                         const R *const *rows, int64_t n);                    \
-        /* Where bit `lane` of words[j * ATTN__LANE_WORDS ..] is 0:           \
-         * s[j][lane] = -inf. */                                              \
-        void (*hide)(R * s, int64_t ld, int64_t keys, int64_t lanes,          \
-                     const uint64_t *words);                                  \
-        /* Online softmax of one tile: m the running maximum, l the running   \
-         * sum, s becomes the weights relative to the new m. Old sums and     \
-         * outputs must be multiplied by alpha: l is, here; true is returned  \
-         * if any alpha is not 1. */                                          \
-        bool (*softmax)(R * s, int64_t ld, int64_t keys, int64_t lanes, R *m, \
-                        R *l, R *alpha, int mode);                            \
-        /* s[j][lane] = weight relative to m. */                              \
-        void (*exp)(R * s, int64_t ld, int64_t keys, int64_t lanes,           \
-                    const R *m, int mode);                                    \
-        /* o[e * ld + lane] *= alpha[lane] */                                 \
-        void (*rescale)(R * o, int64_t ld, int64_t width, int64_t lanes,      \
-                        const R *alpha);                                      \
-        /* Is any of the rows x width numbers NaN or infinite? */             \
-        bool (*nonfinite)(const R *v, int64_t ld, int64_t rows,               \
-                          int64_t width);                                     \
-        /* Softmax of one contiguous row, y may be x; returns the maximum and \
-         * stores the sum. */                                                 \
-        R (*row)(const R *x, R *y, int64_t n, R *sum);                        \
-    } attn__kernels_##suffix;                                                 \
+#define ATTN__DECLARE_KERNELS(R, suffix)                                       \
+    typedef struct attn__kernels_##suffix {                                    \
+        /* dst[d * ld + lane] = rows[lane][d] * scale for lane < n, 0 for      \
+         * n <= lane < padded. */                                              \
+        void (*pack)(const R *const *rows, int64_t n, int64_t padded,          \
+                     int64_t width, R scale, R *dst, int64_t ld);              \
+        /* rows[lane][e] = src[e * ld + lane] * scale[lane], lane < n; or +=   \
+         * that if add. */                                                     \
+        void (*unpack)(const R *src, int64_t ld, int64_t n, int64_t width,     \
+                       const R *scale, R *const *rows, bool add);              \
+        /* s[j][lane] += rows[lane][j] where that is finite or NaN; -inf       \
+         * replaces; a finite sum stays finite (see mask.h). */                \
+        void (*add_rows)(R * s, int64_t ld, int64_t keys, int64_t lanes,       \
+                         const R *const *rows, int64_t n);                     \
+        /* Where bit `lane` of words[j * ATTN__LANE_WORDS ..] is 0:            \
+         * s[j][lane] = -inf. */                                               \
+        void (*hide)(R * s, int64_t ld, int64_t keys, int64_t lanes,           \
+                     const uint64_t *words);                                   \
+        /* Online softmax of one tile: m the running maximum, l the running    \
+         * sum, s becomes the weights relative to the new m. Old sums and      \
+         * outputs must be multiplied by alpha: l is, here; true is returned   \
+         * if any alpha is not 1. */                                           \
+        bool (*softmax)(R * s, int64_t ld, int64_t keys, int64_t lanes, R *m,  \
+                        R *l, R *alpha, int mode);                             \
+        /* s[j][lane] = weight relative to m. */                               \
+        void (*exp)(R * s, int64_t ld, int64_t keys, int64_t lanes,            \
+                    const R *m, int mode);                                     \
+        /* o[e * ld + lane] *= alpha[lane] */                                  \
+        void (*rescale)(R * o, int64_t ld, int64_t width, int64_t lanes,       \
+                        const R *alpha);                                       \
+        /* Is any of the rows x width numbers NaN or infinite? */              \
+        bool (*nonfinite)(const R *v, int64_t ld, int64_t rows,                \
+                          int64_t width);                                      \
+        /* The three for few queries, where a row is a query and its scores    \
+         * are adjacent. q is n x ldq, zero beyond width up to ldq, a multiple \
+         * of the lanes; s is n x lds, lds a multiple of the lanes. next is    \
+         * read soon after: its first rows are asked for (NULL: none).         \
+         * s[i][j] = q(i) . k(j)                                               \
+         * s[i] becomes weights, as in softmax above; returns alpha            \
+         * o[i][e] += sum over j of p[i][j] v[j][e] */                         \
+        void (*dots)(const R *q, int64_t ldq, int64_t n, const R *k,           \
+                     int64_t ld, int64_t keys, int64_t width, R *s,            \
+                     int64_t lds, const R *next, int64_t next_ld);             \
+        R (*row_weights)(R * s, int64_t keys, R *m, R *l, int mode);           \
+        void (*add_rows_of)(R * o, int64_t ldo, int64_t n, const R *p,         \
+                            int64_t ldp, const R *v, int64_t ld, int64_t keys, \
+                            int64_t width, const R *next, int64_t next_ld);    \
+        /* Softmax of one contiguous row, y may be x; returns the maximum and  \
+         * stores the sum. */                                                  \
+        R (*row)(const R *x, R *y, int64_t n, R *sum);                         \
+    } attn__kernels_##suffix;                                                  \
     const attn__kernels_##suffix *attn__kernels_get_##suffix(void);
 
 ATTN__DECLARE_KERNELS(float, f32)

@@ -379,12 +379,303 @@ TARGET static R N(row)(const R *x, R *y, int64_t n, R *sum)
     return largest;
 }
 
+/* ------------------------------------------------------------ Few queries --
+ */
+
+/* The first n < VL numbers at p, zeros behind them. */
+TARGET static inline V N(load_part)(const R *p, int64_t n)
+{
+    R part[VECTOR_BYTES / sizeof(R)] = {0};
+
+    memcpy(part, p, (size_t)n * sizeof(R));
+    return LOAD(part);
+}
+
+/*
+ * The sums of VL vectors as one vector, in their order. A round adds the halves
+ * of two vectors and interleaves them; the vectors of a pair stand half of what
+ * is left apart, so the last round puts neighbours side by side.
+ */
+TARGET static inline V N(sums)(V r[])
+{
+    UNROLL
+    for (int half = VL / 2; half > 0; half /= 2) {
+        UNROLL
+        for (int i = 0; i < half; i++)
+            r[i] = __builtin_shufflevector(r[i], r[i + half], ZIP_LO) +
+                   __builtin_shufflevector(r[i], r[i + half], ZIP_HI);
+    }
+    return r[0];
+}
+
+/*
+ * Reading ahead. These loops are bound by memory, and their arithmetic keeps
+ * the processor from seeing far enough ahead by itself: 11 GB/s of the 32 that
+ * plain loads get on Zen 4. Asking for a row that comes 16 KiB later, into the
+ * second-level cache, gives 29; 8 to 64 KiB are alike, into the first level 22
+ * to 25. Behind the last row of this call come the first of the next.
+ */
+#define AHEAD_BYTES 16384
+
+typedef struct N(ahead) {
+    const R *rows;
+    int64_t ld, count;
+    const R *next;
+    int64_t next_ld;
+    int64_t distance; /* rows */
+} N(ahead);
+
+TARGET static inline N(ahead)
+    N(look_ahead)(const R *rows, int64_t ld, int64_t count, const R *next,
+                  int64_t next_ld, int64_t width)
+{
+    int64_t row_bytes = width * (int64_t)sizeof(R);
+    N(ahead) a = {rows, ld, count, next, next_ld, AHEAD_BYTES};
+
+    a.distance =
+        (AHEAD_BYTES + row_bytes - 1) / (row_bytes > 0 ? row_bytes : 1);
+    return a;
+}
+
+/* The row to be asked for while row j is used. */
+TARGET static inline const R *N(row_ahead)(const N(ahead) * a, int64_t j)
+{
+    j += a->distance;
+    if (j < a->count)
+        return a->rows + j * a->ld;
+    j -= a->count;
+    return a->next && j < a->count ? a->next + j * a->next_ld : a->rows;
+}
+
+#define READ_AHEAD(p) __builtin_prefetch(p, 0, 2)
+
+/* `keys` (1 or 2) keys with n (1 to 4) queries, both constants: part[i][..], to
+ * be summed across the vector. Two keys share the loads of q; with one query
+ * there is nothing to gain by that, and one row after the other reads better.
+ */
+TARGET ALWAYS_INLINE void N(dots_few)(const R *q, int64_t ldq, const int n,
+                                      const N(ahead) * k, const int keys,
+                                      int64_t j, int64_t width,
+                                      V (*part)[VECTOR_BYTES / sizeof(R)],
+                                      int64_t at)
+{
+    V sum[4][2] = {{{0}}};
+    const R *row[2], *ahead[2];
+    int64_t d = 0;
+
+    UNROLL
+    for (int a = 0; a < keys; a++) {
+        row[a] = k->rows + (j + a) * k->ld;
+        ahead[a] = N(row_ahead)(k, j + a);
+    }
+    for (; d + VL <= width; d += VL) {
+        V x[2];
+        UNROLL
+        for (int a = 0; a < keys; a++) {
+            x[a] = LOAD(row[a] + d);
+            READ_AHEAD(ahead[a] + d);
+        }
+        UNROLL
+        for (int i = 0; i < n; i++) {
+            V y = LOAD(q + i * ldq + d);
+            UNROLL
+            for (int a = 0; a < keys; a++)
+                sum[i][a] = V_FMA(x[a], y, sum[i][a]);
+        }
+    }
+    if (d < width) {
+        UNROLL
+        for (int a = 0; a < keys; a++) {
+            V x = N(load_part)(row[a] + d, width - d);
+            UNROLL
+            for (int i = 0; i < n; i++)
+                sum[i][a] = V_FMA(x, LOAD(q + i * ldq + d), sum[i][a]);
+        }
+    }
+    UNROLL
+    for (int i = 0; i < n; i++) {
+        UNROLL
+        for (int a = 0; a < keys; a++)
+            part[i][at + a] = sum[i][a];
+    }
+}
+
+/* Up to VL keys, j the first, with n (1 to 4) queries. */
+TARGET ALWAYS_INLINE void N(dots_block)(const R *q, int64_t ldq, const int n,
+                                        const N(ahead) * k, int64_t j,
+                                        int64_t width, R *s, int64_t lds)
+{
+    V part[4][VECTOR_BYTES / sizeof(R)];
+    int64_t keys = k->count - j < VL ? k->count - j : VL;
+    int64_t a = 0;
+
+    for (; n > 1 && a + 2 <= keys; a += 2)
+        N(dots_few)(q, ldq, n, k, 2, j + a, width, part, a);
+    for (; a < keys; a++)
+        N(dots_few)(q, ldq, n, k, 1, j + a, width, part, a);
+    for (; a < VL; a++)
+        for (int i = 0; i < n; i++)
+            part[i][a] = (V){0};
+    for (int i = 0; i < n; i++)
+        STORE(s + i * lds + j, N(sums)(part[i]));
+}
+
+TARGET static void N(dots)(const R *q, int64_t ldq, int64_t n, const R *k,
+                           int64_t ld, int64_t keys, int64_t width, R *s,
+                           int64_t lds, const R *next, int64_t next_ld)
+{
+    const N(ahead) a = N(look_ahead)(k, ld, keys, next, next_ld, width);
+
+    /* The second four queries find the keys in the first-level cache. */
+    for (int64_t j = 0; j < keys; j += VL)
+        for (int64_t i = 0; i < n; i += 4) {
+            const R *from = q + i * ldq;
+            R *to = s + i * lds;
+            switch (n - i) {
+            case 1:
+                N(dots_block)(from, ldq, 1, &a, j, width, to, lds);
+                break;
+            case 2:
+                N(dots_block)(from, ldq, 2, &a, j, width, to, lds);
+                break;
+            case 3:
+                N(dots_block)(from, ldq, 3, &a, j, width, to, lds);
+                break;
+            default:
+                N(dots_block)(from, ldq, 4, &a, j, width, to, lds);
+            }
+        }
+}
+
+TARGET static R N(row_weights)(R *s, int64_t keys, R *m, R *l, int mode)
+{
+    V largest = SPLAT(R_NEG_INF), sum = {0};
+    R top = *m, reference, alpha = K(1.0), total = K(0.0);
+    int64_t padded = (keys + VL - 1) / VL * VL;
+
+    for (int64_t j = keys; j < padded; j++)
+        s[j] = R_NEG_INF;
+    for (int64_t j = 0; j < padded; j += VL)
+        largest = V_MAX(LOAD(s + j), largest);
+    for (int i = 0; i < VL; i++)
+        top = largest[i] > top ? largest[i] : top;
+    reference = *m;
+    if (top > reference + SLACK) {
+        V factor = SPLAT(reference - top);
+        factor = mode == ATTN__NATURAL ? N(expe)(factor) : N(exp2)(factor);
+        alpha = factor[0];
+        reference = top;
+    }
+    *m = reference;
+    reference = reference == R_NEG_INF ? K(0.0) : reference;
+    for (int64_t j = 0; j < padded; j += VL) {
+        V x = LOAD(s + j) - SPLAT(reference);
+        V p = mode == ATTN__NATURAL ? N(expe)(x) : N(exp2)(x);
+        STORE(s + j, p);
+        sum += p;
+    }
+    for (int i = 0; i < VL; i++)
+        total += sum[i];
+    *l = *l * alpha + total;
+    return alpha;
+}
+
+/* Columns [e, e + columns VL) of n (1 to 4) rows of o, `count` keys from j on;
+ * n and columns are constants. */
+TARGET ALWAYS_INLINE void N(add_columns)(R *o, int64_t ldo, const int n,
+                                         const int columns, const R *p,
+                                         int64_t ldp, const N(ahead) * v,
+                                         int64_t j, int64_t count, int64_t e)
+{
+    V sum[4][4];
+
+    UNROLL
+    for (int i = 0; i < n; i++) {
+        UNROLL
+        for (int c = 0; c < columns; c++)
+            sum[i][c] = LOAD(o + i * ldo + e + c * VL);
+    }
+    for (int64_t a = 0; a < count; a++) {
+        const R *row = v->rows + (j + a) * v->ld + e;
+        const R *ahead = N(row_ahead)(v, j + a) + e;
+        V x[4];
+        UNROLL
+        for (int c = 0; c < columns; c++) {
+            x[c] = LOAD(row + c * VL);
+            READ_AHEAD(ahead + c * VL);
+        }
+        UNROLL
+        for (int i = 0; i < n; i++) {
+            V w = SPLAT(p[i * ldp + j + a]);
+            UNROLL
+            for (int c = 0; c < columns; c++)
+                sum[i][c] = V_FMA(x[c], w, sum[i][c]);
+        }
+    }
+    UNROLL
+    for (int i = 0; i < n; i++) {
+        UNROLL
+        for (int c = 0; c < columns; c++)
+            STORE(o + i * ldo + e + c * VL, sum[i][c]);
+    }
+}
+
+/* n (1 to 4) rows of o, `count` keys from j on. */
+TARGET ALWAYS_INLINE void N(add_values)(R *o, int64_t ldo, const int n,
+                                        const R *p, int64_t ldp,
+                                        const N(ahead) * v, int64_t j,
+                                        int64_t count, int64_t width)
+{
+    int64_t e = 0;
+
+    for (; e + 4 * VL <= width; e += 4 * VL)
+        N(add_columns)(o, ldo, n, 4, p, ldp, v, j, count, e);
+    for (; e + VL <= width; e += VL)
+        N(add_columns)(o, ldo, n, 1, p, ldp, v, j, count, e);
+    for (int i = 0; i < n; i++)
+        for (int64_t a = 0; a < count; a++)
+            for (int64_t f = e; f < width; f++)
+                o[i * ldo + f] +=
+                    p[i * ldp + j + a] * v->rows[(j + a) * v->ld + f];
+}
+
+TARGET static void N(add_rows_of)(R *o, int64_t ldo, int64_t n, const R *p,
+                                  int64_t ldp, const R *v, int64_t ld,
+                                  int64_t keys, int64_t width, const R *next,
+                                  int64_t next_ld)
+{
+    const N(ahead) ahead = N(look_ahead)(v, ld, keys, next, next_ld, width);
+
+    /* Few keys at a time, so that other columns and other queries find the rows
+     * in the first-level cache. */
+    for (int64_t j = 0; j < keys; j += 16) {
+        int64_t count = keys - j < 16 ? keys - j : 16;
+        for (int64_t i = 0; i < n; i += 4) {
+            const R *w = p + i * ldp;
+            R *to = o + i * ldo;
+            switch (n - i) {
+            case 1:
+                N(add_values)(to, ldo, 1, w, ldp, &ahead, j, count, width);
+                break;
+            case 2:
+                N(add_values)(to, ldo, 2, w, ldp, &ahead, j, count, width);
+                break;
+            case 3:
+                N(add_values)(to, ldo, 3, w, ldp, &ahead, j, count, width);
+                break;
+            default:
+                N(add_values)(to, ldo, 4, w, ldp, &ahead, j, count, width);
+            }
+        }
+    }
+}
+
 #define TABLE_OF(suffix) attn__kernels_##suffix
 #define TABLE(suffix) TABLE_OF(suffix)
-static const TABLE(SUFFIX) N(kernels) = {
-    N(pack), N(unpack),  N(add_rows),  N(hide), N(softmax),
-    N(exp),  N(rescale), N(nonfinite), N(row),
-};
+static const TABLE(SUFFIX)
+    N(kernels) = {N(pack),    N(unpack),      N(add_rows),    N(hide),
+                  N(softmax), N(exp),         N(rescale),     N(nonfinite),
+                  N(dots),    N(row_weights), N(add_rows_of), N(row)};
 
 #undef TABLE_OF
 #undef TABLE
@@ -403,6 +694,9 @@ static const TABLE(SUFFIX) N(kernels) = {
 #undef SPLAT
 #undef SELECT
 #undef SLACK
+
+#undef AHEAD_BYTES
+#undef READ_AHEAD
 #undef SUFFIX
 #undef ZIP_LO
 #undef ZIP_HI

@@ -1,0 +1,112 @@
+/*
+ * Template of the loop over tiles for few queries (at most MAX_ROWS lanes):
+ * decoding. A product with one to eight rows is bound by the memory that K and
+ * V are read from, and none of the CBLAS calls that could do it reads well (see
+ * MAX_ROWS), so these are dot products and sums of rows written out; a row of
+ * scores is a query, and its keys are the vector. Needs sdpa_tmpl.h before it.
+ *
+ * The result ends up transposed, as that of the other loop, so that all that
+ * follows is the same.
+ */
+
+/* Elements between two rows of scores. */
+static int64_t XI(row_ld)(int64_t keys)
+{
+    return attn__round_up(keys, lane_step(R_DTYPE));
+}
+
+/* Row `key` of K or V where it lies, to be read soon; NULL past the end. */
+static const R *XI(row_soon)(const attn_tensor *tensor, const R *first,
+                             int64_t key, int64_t end)
+{
+    return key < end ? first + key * tensor->stride[2] : NULL;
+}
+
+static void XI(scores_by_rows)(XI(block) * b, int64_t key, int64_t keys)
+{
+    const attn__sdpa *p = b->p;
+    int64_t ld;
+    const R *k = XI(rows_for_gemm)(&p->k, b->k, key, keys, b->w.k_copy, &ld);
+
+    b->kernels->dots(b->w.q_rows, attn__round_up(p->width, lane_step(R_DTYPE)),
+                     b->w.lanes->n, k, ld, keys, p->width, b->w.s_rows,
+                     XI(row_ld)(keys), XI(row_soon)(&p->v, b->v, key, key + 1),
+                     p->v.stride[2]);
+}
+
+static bool XI(lane_sees)(const attn__tile_bits *bits, int64_t lane, int64_t j)
+{
+    return bits->by_lane[lane][j / 64] >> (j % 64) & 1;
+}
+
+/* o(i) += w(i,j) v(j) for visible keys only, where V may hold NaN or inf. */
+static void XI(add_visible_values)(XI(block) * b, const R *v, int64_t ld,
+                                   int64_t keys)
+{
+    int64_t width = b->p->v_width;
+
+    for (int64_t l = 0; l < b->w.lanes->n; l++)
+        for (int64_t j = 0; j < keys; j++) {
+            R w = b->w.s_rows[l * XI(row_ld)(keys) + j];
+            if (!XI(lane_sees)(b->w.bits, l, j))
+                continue;
+            for (int64_t e = 0; e < width; e++)
+                b->w.o_rows[l * width + e] += w * v[j * ld + e];
+        }
+}
+
+static void XI(add_values_by_rows)(XI(block) * b, attn__tile_state state,
+                                   int64_t key, int64_t keys)
+{
+    const attn__sdpa *p = b->p;
+    int64_t ld;
+    const R *v = XI(rows_for_gemm)(&p->v, b->v, key, keys, b->w.v_copy, &ld);
+
+    if (state == ATTN__TILE_MIXED &&
+        b->kernels->nonfinite(v, ld, keys, p->v_width))
+        XI(add_visible_values)(b, v, ld, keys);
+    else
+        b->kernels->add_rows_of(
+            b->w.o_rows, p->v_width, b->w.lanes->n, b->w.s_rows,
+            XI(row_ld)(keys), v, ld, keys, p->v_width,
+            XI(row_soon)(&p->k, b->k, key + keys, b->t->s.kv_len - keys),
+            p->k.stride[2]);
+}
+
+/* Tiles [begin, end): as XI(attend). */
+static void XI(attend_by_rows)(XI(block) * b, const XI(tiles) * tiles,
+                               int64_t begin, int64_t end)
+{
+    const attn__sdpa *p = b->p;
+    int64_t n = b->w.lanes->n, width = p->v_width;
+
+    for (int64_t a = 0; a < n * width; a++)
+        b->w.o_rows[a] = K(0.0);
+    for (int64_t index = begin; index < end; index++) {
+        int64_t keys;
+        int64_t key = XI(tile_keys)(tiles, index, &keys);
+        attn__tile_state state =
+            attn__tile_visibility(b->w.bits, &p->visibility, &b->t->s,
+                                  b->w.lanes, key, keys, R_DTYPE);
+        if (state == ATTN__TILE_EMPTY)
+            continue;
+        XI(scores_by_rows)(b, key, keys);
+        if (state == ATTN__TILE_MIXED || p->visibility.num_add > 0)
+            XI(mask_rows_of)
+        (b->w.s_rows, XI(row_ld)(keys), keys, b->w.bits, &p->visibility,
+         &b->t->s, b->w.lanes, key, b->w.gather);
+        for (int64_t l = 0; l < n; l++) {
+            R alpha =
+                b->kernels->row_weights(b->w.s_rows + l * XI(row_ld)(keys),
+                                        keys, &b->w.m[l], &b->w.l[l], b->mode);
+            for (int64_t e = 0; alpha != K(1.0) && e < width; e++)
+                b->w.o_rows[l * width + e] *= alpha;
+        }
+        XI(add_values_by_rows)(b, state, key, keys);
+        XI(note_seen)(b, state, keys);
+    }
+    for (int64_t e = 0; e < width; e++)
+        for (int64_t l = 0; l < b->padded; l++)
+            b->w.ot[e * b->padded + l] =
+                l < n ? b->w.o_rows[l * width + e] : K(0.0);
+}

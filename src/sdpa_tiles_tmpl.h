@@ -1,0 +1,127 @@
+/*
+ * Template of the loop over tiles for many queries: S = K Qt and Ot += V^T S
+ * through GEMM. Needs sdpa_tmpl.h and sdpa_rows_tmpl.h before it.
+ */
+
+static void XI(scores)(XI(block) * b, int64_t key, int64_t keys)
+{
+    const attn__sdpa *p = b->p;
+    int64_t ld;
+    const R *k = XI(rows_for_gemm)(&p->k, b->k, key, keys, b->w.k_copy, &ld);
+
+    XI(gemm)
+    (&p->blas, false, keys, b->padded, p->width, k, ld, b->w.qt, b->padded, 0,
+     b->w.s, b->padded);
+}
+
+/* The scores that the loop over rows has, in the layout of a tile: the weights
+ * are computed again from the same numbers. */
+static void XI(scores_from_rows)(XI(block) * b, int64_t key, int64_t keys)
+{
+    int64_t ld = XI(row_ld)(keys);
+
+    XI(scores_by_rows)(b, key, keys);
+    for (int64_t j = 0; j < keys; j++)
+        for (int64_t l = 0; l < b->padded; l++)
+            b->w.s[j * b->padded + l] =
+                l < b->w.lanes->n ? b->w.s_rows[l * ld + j] : K(0.0);
+}
+
+/* Scores of a tile with masks; EMPTY if there is nothing to compute. */
+static attn__tile_state XI(masked_scores)(XI(block) * b, int64_t key,
+                                          int64_t keys)
+{
+    const attn__sdpa *p = b->p;
+    const task *t = b->t;
+    attn__tile_state state = attn__tile_visibility(
+        b->w.bits, &p->visibility, &t->s, b->w.lanes, key, keys, R_DTYPE);
+
+    if (state == ATTN__TILE_EMPTY)
+        return state;
+    if (b->by_rows)
+        XI(scores_from_rows)(b, key, keys);
+    else
+        XI(scores)(b, key, keys);
+    if (state == ATTN__TILE_MIXED || p->visibility.num_add > 0)
+        XI(mask_tile)
+    (b->w.s, b->padded, keys, b->padded, b->w.bits, state, &p->visibility,
+     &t->s, b->w.lanes, key, b->w.gather);
+    return state;
+}
+
+static bool XI(is_visible)(const attn__tile_bits *bits, int64_t j, int64_t lane)
+{
+    return bits->by_key[j][lane / 64] >> (lane % 64) & 1;
+}
+
+/*
+ * V rows that are not finite, in a tile where some lanes do not see all keys:
+ * weight 0 times NaN would be NaN there. The product is done with zeros in
+ * their place, and they are added for the lanes that see them.
+ */
+static void XI(add_nonfinite)(XI(block) * b, int64_t key, int64_t keys)
+{
+    const attn_tensor *v = &b->p->v;
+
+    for (int64_t j = 0; j < keys; j++)
+        for (int64_t e = 0; e < b->p->v_width; e++) {
+            R x = b->v[(key + j) * v->stride[2] + e * v->stride[3]];
+            if (x - x == K(0.0))
+                continue;
+            for (int64_t l = 0; l < b->w.lanes->n; l++)
+                if (XI(is_visible)(b->w.bits, j, l))
+                    b->w.ot[e * b->padded + l] += x * b->w.s[j * b->padded + l];
+        }
+}
+
+static void XI(add_values)(XI(block) * b, attn__tile_state state, int64_t key,
+                           int64_t keys, bool first)
+{
+    const attn__sdpa *p = b->p;
+    int64_t ld;
+    const R *v = XI(rows_for_gemm)(&p->v, b->v, key, keys, b->w.v_copy, &ld);
+    bool careful = state == ATTN__TILE_MIXED &&
+                   b->kernels->nonfinite(v, ld, keys, p->v_width);
+
+    if (careful) {
+        for (int64_t j = 0; j < keys; j++)
+            for (int64_t e = 0; e < p->v_width; e++) {
+                R x = v[j * ld + e];
+                b->w.v_copy[j * p->v_width + e] = x - x == K(0.0) ? x : K(0.0);
+            }
+        v = b->w.v_copy;
+        ld = MAX(p->v_width, 1);
+    }
+    XI(gemm)
+    (&p->blas, true, p->v_width, b->padded, keys, v, ld, b->w.s, b->padded,
+     !first, b->w.ot, b->padded);
+    if (careful)
+        XI(add_nonfinite)(b, key, keys);
+}
+
+/* Tiles [begin, end) of the block: afterwards ot, m, l and seen hold the
+ * result, not yet divided by the sum. */
+static void XI(attend)(XI(block) * b, const XI(tiles) * tiles, int64_t begin,
+                       int64_t end)
+{
+    bool first = true;
+
+    for (int64_t index = begin; index < end; index++) {
+        int64_t keys;
+        int64_t key = XI(tile_keys)(tiles, index, &keys);
+        attn__tile_state state = XI(masked_scores)(b, key, keys);
+        bool moved;
+        if (state == ATTN__TILE_EMPTY)
+            continue;
+        moved = b->kernels->softmax(b->w.s, b->padded, keys, b->padded, b->w.m,
+                                    b->w.l, b->w.alpha, b->mode);
+        if (moved && !first)
+            b->kernels->rescale(b->w.ot, b->padded, b->p->v_width, b->padded,
+                                b->w.alpha);
+        XI(add_values)(b, state, key, keys, first);
+        XI(note_seen)(b, state, keys);
+        first = false;
+    }
+    for (int64_t a = 0; first && a < b->p->v_width * b->padded; a++)
+        b->w.ot[a] = K(0.0);
+}

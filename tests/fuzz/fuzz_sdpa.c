@@ -1,0 +1,535 @@
+/*
+ * fuzz_sdpa.c - bytes become a call of attn_sdpa: sizes, strides, masks,
+ * flags, lengths, struct_size and the kinds of numbers in the inputs. What is
+ * accepted must agree with the oracle (ref.h); what is refused must be refused
+ * alike by all four calls and leave the outputs as they were.
+ *
+ * libFuzzer, on the strict CBLAS so that the sanitizers see everything:
+ *
+ *   clang -g -O1 -fsanitize=fuzzer,address,undefined -Iinclude -Isrc -Itests \
+ *       tests/fuzz/fuzz_sdpa.c tests/{ref,compare,tensors}.c src/[a-z]*.c \
+ *       tests/stub/stub_cblas.c -lcmocka -lm -lpthread -ldl -o fuzz_sdpa
+ *   mkdir -p found && ./fuzz_sdpa -max_len=256 found tests/fuzz/corpus
+ *
+ * With -DFUZZ_REPLAY and without -fsanitize=fuzzer it is a plain program that
+ * runs the files named on its command line, for CI and for debuggers.
+ */
+#include "compare.h"
+#include "ref.h"
+#include "tensors.h"
+
+#include "attn.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- bytes ---- */
+
+struct bytes {
+    const uint8_t *at;
+    size_t left;
+};
+
+/* The next byte; 0 when there are no more. */
+static unsigned int next(struct bytes *s)
+{
+    if (s->left == 0)
+        return 0;
+    s->left--;
+    return *s->at++;
+}
+
+static int64_t below(struct bytes *s, int64_t n)
+{
+    return (int64_t)next(s) % n;
+}
+
+static bool one_in(struct bytes *s, int64_t n)
+{
+    return below(s, n) == n - 1;
+}
+
+static rng next_rng(struct bytes *s)
+{
+    const uint64_t high = next(s);
+    return rng_make(high << 8 | next(s), 0);
+}
+
+/* Mostly small, so that tails dominate, at times past a tile. */
+static int64_t next_size(struct bytes *s)
+{
+    const int64_t kind = below(s, 8);
+    if (kind < 5)
+        return below(s, 9);
+    return kind < 7 ? below(s, 70) : 2 * below(s, 200);
+}
+
+/* ---- one call ---- */
+
+#define MOST_SEQS 4
+
+struct fuzzed {
+    attn_sdpa_params *params; /* in a block of exactly its struct_size */
+    tensor q, k, v, out, lse, weights, mean, mask_memory[ATTN_MAX_MASKS];
+    attn_tensor out_view;
+    attn_mask masks[ATTN_MAX_MASKS];
+    int64_t q_offsets[MOST_SEQS], prefix_lens[MOST_SEQS];
+    int64_t q_lens[MOST_SEQS], kv_lens[MOST_SEQS];
+    int64_t cu_q[MOST_SEQS + 1], cu_k[MOST_SEQS + 1];
+    int64_t batch, q_len, kv_len; /* of the masks and arrays */
+    bool tail_is_zero, in_place, ordinary;
+};
+
+/* Numbers of one kind, at times with a guest that is not finite. Returns
+ * whether they are of ordinary size. */
+static bool fill(struct bytes *s, const attn_tensor *t, int64_t kinds)
+{
+    static const double factors[] = {1.0, 1.0, 8.0, 0.0, 1e-20, 1e4};
+    static const double guests[] = {(double)NAN, (double)INFINITY,
+                                    -(double)INFINITY};
+    rng r = next_rng(s);
+    const int64_t kind = below(s, kinds);
+    tensor_normal(t, &r, factors[kind < 6 ? kind : 0]);
+    const bool empty =
+        t->shape[0] * t->shape[1] * t->shape[2] * t->shape[3] == 0;
+    if (kind >= 7 && !empty)
+        tensor_set(t, below(s, t->shape[0]), below(s, t->shape[1]),
+                   below(s, t->shape[2]), below(s, t->shape[3]),
+                   guests[kind - 7]);
+    return kind < 2 || kind == 6;
+}
+
+static tensor make(struct bytes *s, int use, attn_dtype dtype, int64_t a,
+                   int64_t b, int64_t c, int64_t d)
+{
+    if (below(s, 3) == 0)
+        return tensor_make(dtype, a, b, c, d);
+    rng r = next_rng(s);
+    return tensor_scattered(&r, use, dtype, a, b, c, d);
+}
+
+/* A length in [0, most], now and then one that is not. */
+static int64_t next_length(struct bytes *s, int64_t most)
+{
+    const int64_t n = below(s, 256);
+    if (n == 255)
+        return most + 1;
+    if (n == 254)
+        return -1;
+    return n % (most + 1);
+}
+
+static void next_cumulative(struct bytes *s, int64_t *cu, int64_t n,
+                            int64_t total)
+{
+    cu[0] = one_in(s, 4) ? below(s, total + 1) : 0;
+    for (int64_t i = 1; i <= n; i++) {
+        const int64_t rest = total - cu[i - 1];
+        cu[i] = cu[i - 1] + (rest > 0 ? below(s, rest + 1) : 0);
+    }
+    if (one_in(s, 32))
+        cu[n] = next_length(s, total);
+}
+
+static void next_masks(struct bytes *s, struct fuzzed *f, int64_t heads)
+{
+    attn_sdpa_params *p = f->params;
+    p->num_masks = (int32_t)(one_in(s, 2) ? below(s, ATTN_MAX_MASKS + 1) : 0);
+    if (p->num_masks > 0)
+        p->masks = f->masks;
+    for (int32_t n = 0; n < p->num_masks; n++) {
+        const int64_t full[4] = {f->batch, heads, f->q_len, f->kv_len};
+        int64_t size[4];
+        attn_mask *m = &f->masks[n];
+        m->kind = (int32_t)below(s, 3) + 1;
+        for (int dim = 0; dim < 4; dim++)
+            size[dim] = one_in(s, 3) ? 1 : full[dim];
+        f->mask_memory[n] =
+            make(s, TENSOR_INPUT,
+                 m->kind == ATTN_MASK_ADD ? f->q.view.dtype : ATTN_U8, size[0],
+                 size[1], size[2], size[3]);
+        m->view = f->mask_memory[n].view;
+        rng r = next_rng(s);
+        const int64_t hidden = below(s, 5);
+        for (int64_t b = 0; b < size[0]; b++)
+            for (int64_t h = 0; h < size[1]; h++)
+                for (int64_t i = 0; i < size[2]; i++)
+                    for (int64_t j = 0; j < size[3]; j++) {
+                        const bool hide = rng_int(&r, 0, 3) < hidden;
+                        double value = hide == (m->kind == ATTN_MASK_DROP);
+                        if (m->kind == ATTN_MASK_ADD)
+                            value = hide ? -(double)INFINITY : rng_normal(&r);
+                        tensor_set(&m->view, b, h, i, j, value);
+                    }
+    }
+}
+
+static void next_rules(struct bytes *s, struct fuzzed *f)
+{
+    static const double scales[] = {0.0, 1.0, -0.5, 3.0, 1e-3};
+    attn_sdpa_params *p = f->params;
+    p->causal = one_in(s, 2);
+    p->align = (int32_t)below(s, 4);
+    if (p->align == ATTN_ALIGN_OFFSET) {
+        p->q_offset = one_in(s, 3) ? 0 : below(s, 40) - 20;
+        if (p->q_offset == 0)
+            p->q_offsets = f->q_offsets;
+    }
+    if (one_in(s, 3)) {
+        p->flags |= ATTN_SDPA_WINDOW;
+        p->window_left = below(s, 12) - 1;
+        p->window_right = below(s, 12) - 1;
+        p->keep_first = below(s, 4);
+    }
+    if (!f->ordinary && one_in(s, 4)) {
+        p->flags |= ATTN_SDPA_SCALE;
+        p->scale = scales[below(s, 5)];
+    }
+    if (one_in(s, 5))
+        p->chunk = below(s, 9);
+    if (p->causal && one_in(s, 3))
+        p->prefix_lens = f->prefix_lens;
+    for (int n = 0; n < MOST_SEQS; n++) {
+        f->q_offsets[n] = below(s, 40) - 20;
+        f->prefix_lens[n] = next_length(s, f->kv_len);
+    }
+}
+
+static void next_lengths(struct bytes *s, struct fuzzed *f)
+{
+    attn_sdpa_params *p = f->params;
+    f->batch = f->q.view.shape[0];
+    f->q_len = f->q.view.shape[2];
+    f->kv_len = f->k.view.shape[2];
+    if (f->batch == 1 && one_in(s, 3)) {
+        p->num_seqs = below(s, MOST_SEQS) + 1;
+        next_cumulative(s, f->cu_q, p->num_seqs, f->q_len);
+        next_cumulative(s, f->cu_k, p->num_seqs, f->kv_len);
+        p->cu_q = f->cu_q;
+        p->cu_k = f->cu_k;
+        f->batch = p->num_seqs;
+        /* Masks are indexed inside a sequence, so they fit the longest. */
+        f->q_len = f->kv_len = 0;
+        for (int64_t n = 0; n < p->num_seqs; n++) {
+            const int64_t q = f->cu_q[n + 1] - f->cu_q[n];
+            const int64_t k = f->cu_k[n + 1] - f->cu_k[n];
+            f->q_len = q > f->q_len ? q : f->q_len;
+            f->kv_len = k > f->kv_len ? k : f->kv_len;
+        }
+        return;
+    }
+    if (one_in(s, 3))
+        p->q_lens = f->q_lens;
+    if (one_in(s, 3))
+        p->kv_lens = f->kv_lens;
+    for (int n = 0; n < MOST_SEQS; n++) {
+        f->q_lens[n] = next_length(s, f->q_len);
+        f->kv_lens[n] = next_length(s, f->kv_len);
+    }
+}
+
+/* The struct at the end of its own block, with a tail of another version. */
+static void next_struct(struct bytes *s, struct fuzzed *f)
+{
+    const size_t known = sizeof *f->params;
+    const size_t tail = one_in(s, 8) ? (size_t)below(s, 65) : 0;
+    unsigned char *block = calloc(1, known + tail);
+    if (block == NULL)
+        abort();
+    f->params = (attn_sdpa_params *)(void *)block;
+    f->params->struct_size = known + tail;
+    f->tail_is_zero = true;
+    if (tail > 0 && one_in(s, 2)) {
+        block[known + (size_t)below(s, (int64_t)tail)] = 1;
+        f->tail_is_zero = false;
+    }
+}
+
+static void next_call(struct bytes *s, struct fuzzed *f)
+{
+    memset(f, 0, sizeof *f);
+    next_struct(s, f);
+    const attn_dtype dtype = one_in(s, 2) ? ATTN_F64 : ATTN_F32;
+    const int64_t B = below(s, MOST_SEQS);
+    const int64_t Hkv = below(s, 4);
+    const int64_t Hq = Hkv * (below(s, 3) + 1);
+    int64_t Tq = next_size(s);
+    int64_t Tk = next_size(s);
+    const int64_t D = next_size(s);
+    const int64_t Dv = one_in(s, 2) ? D : next_size(s);
+    /* The oracle takes its time: no call above a few million products. */
+    while (B * Hq * Tq * Tk * (D + Dv + 8) > 4000000) {
+        Tq = (Tq + 1) / 2;
+        Tk = Tk * 3 / 4;
+    }
+    f->q = make(s, TENSOR_INPUT, dtype, B, Hq, Tq, D);
+    f->k = make(s, TENSOR_INPUT, dtype, B, Hkv, Tk, D);
+    f->v = make(s, TENSOR_INPUT, dtype, B, Hkv, Tk, Dv);
+    f->out = make(s, TENSOR_OUTPUT, dtype, B, Hq, Tq, Dv);
+    f->ordinary = fill(s, &f->q.view, 10);
+    f->ordinary = fill(s, &f->k.view, 10) && f->ordinary;
+    /* Inf times a weight that underflows is NaN, which the oracle's wider
+     * type does not see: inf in v only if all weights are ordinary. */
+    fill(s, &f->v.view, f->ordinary ? 10 : 8);
+    next_lengths(s, f);
+    next_masks(s, f, Hq);
+    next_rules(s, f);
+    f->lse = make(s, TENSOR_OUTPUT, dtype, B, Hq, Tq, 1);
+    if (one_in(s, 2))
+        f->params->lse = &f->lse.view;
+    if (f->params->cu_q == NULL) {
+        f->weights = make(s, TENSOR_OUTPUT, dtype, B, Hq, Tq, Tk);
+        f->mean = make(s, TENSOR_OUTPUT, dtype, B, 1, Tq, Tk);
+        if (one_in(s, 3))
+            f->params->weights = &f->weights.view;
+        if (one_in(s, 4))
+            f->params->weights_mean = &f->mean.view;
+    }
+    f->in_place = D == Dv && one_in(s, 6);
+    f->out_view = f->in_place ? f->q.view : f->out.view;
+}
+
+static void end_call(struct fuzzed *f)
+{
+    tensor_free(&f->q);
+    tensor_free(&f->k);
+    tensor_free(&f->v);
+    tensor_free(&f->out);
+    tensor_free(&f->lse);
+    tensor_free(&f->weights);
+    tensor_free(&f->mean);
+    for (int n = 0; n < ATTN_MAX_MASKS; n++)
+        tensor_free(&f->mask_memory[n]);
+    free(f->params);
+}
+
+/* ---- what must hold ---- */
+
+static void demand(bool holds, const char *what)
+{
+    if (holds)
+        return;
+    fprintf(stderr, "fuzz_sdpa: %s\n  last sentence: %s\n", what,
+            attn_last_error());
+    abort();
+}
+
+static bool untouched(const tensor *t)
+{
+    const attn_tensor *v = &t->view;
+    if (t->block == NULL)
+        return true;
+    for (int64_t b = 0; b < v->shape[0]; b++)
+        for (int64_t h = 0; h < v->shape[1]; h++)
+            for (int64_t i = 0; i < v->shape[2]; i++)
+                for (int64_t j = 0; j < v->shape[3]; j++)
+                    if (!tensor_is_pattern(v, b, h, i, j))
+                        return false;
+    return tensor_surroundings_intact(t) != 0;
+}
+
+static bool surroundings_intact(const struct fuzzed *f)
+{
+    const tensor *all[] = {&f->q,   &f->k,       &f->v,   &f->out,
+                           &f->lse, &f->weights, &f->mean};
+    bool intact = true;
+    for (size_t n = 0; n < sizeof all / sizeof all[0]; n++)
+        if (all[n]->block != NULL)
+            intact = tensor_surroundings_intact(all[n]) && intact;
+    return intact;
+}
+
+static void judge_refusal(const struct fuzzed *f, attn_status status)
+{
+    size_t bytes = 1;
+    size_t alignment = 1;
+    demand(status <= ATTN_ERR_NULL && status >= ATTN_ERR_BLAS,
+           "an unknown status");
+    demand(status != ATTN_ERR_WORKSPACE && status != ATTN_ERR_NOMEM,
+           "a status that attn_sdpa_check cannot have");
+    demand(strncmp(attn_last_error(), "attn_sdpa_check: ", 17) == 0,
+           "a sentence without the name of the call");
+    demand(attn_sdpa(NULL, f->params, &f->q.view, &f->k.view, &f->v.view,
+                     &f->out_view) == status,
+           "attn_sdpa disagrees with attn_sdpa_check");
+    demand(attn_sdpa_workspace(NULL, f->params, &f->q.view, &f->k.view,
+                               &f->v.view, &f->out_view, &bytes,
+                               &alignment) == status,
+           "attn_sdpa_workspace disagrees with attn_sdpa_check");
+    demand(bytes == 1 && alignment == 1, "a refused query wrote its results");
+    demand(untouched(&f->out) && untouched(&f->lse) && untouched(&f->weights) &&
+               untouched(&f->mean),
+           "a refused call wrote to an output");
+}
+
+static int64_t wrong_numbers(const struct fuzzed *f, const ref_result *want)
+{
+    const attn_sdpa_params *p = f->params;
+    int64_t wrong =
+        compare_tensor("out", "fuzz", &f->out_view, &want->out, 1.0);
+    if (p->lse)
+        wrong += compare_tensor("lse", "fuzz", p->lse, &want->lse, 1.0);
+    if (p->weights)
+        wrong +=
+            compare_tensor("weights", "fuzz", p->weights, &want->weights, 1.0);
+    if (p->weights_mean)
+        wrong += compare_tensor("weights_mean", "fuzz", p->weights_mean,
+                                &want->weights_mean, 1.0);
+    return wrong;
+}
+
+static void judge_result(const struct fuzzed *f)
+{
+    ref_result want;
+    size_t bytes = 0;
+    size_t alignment = 0;
+    attn_sdpa_params known = *f->params;
+    known.struct_size = sizeof known;
+    demand(f->tail_is_zero, "an unknown tail was accepted");
+    ref_sdpa(&want, &known, &f->q.view, &f->k.view, &f->v.view);
+    demand(attn_sdpa_workspace(NULL, f->params, &f->q.view, &f->k.view,
+                               &f->v.view, &f->out_view, &bytes,
+                               &alignment) == ATTN_OK,
+           "attn_sdpa_workspace disagrees with attn_sdpa_check");
+    demand(alignment != 0 && (alignment & (alignment - 1)) == 0,
+           "an alignment that is no power of two");
+    /* aligned_alloc wants a whole number of alignments; the call is told of
+     * what it asked for only. */
+    void *work = aligned_alloc(alignment, (bytes / alignment + 1) * alignment);
+    demand(work != NULL, "out of memory");
+    demand(attn_sdpa_work(NULL, f->params, &f->q.view, &f->k.view, &f->v.view,
+                          &f->out_view, work, bytes) == ATTN_OK,
+           "attn_sdpa_work disagrees with attn_sdpa_check");
+    free(work);
+    demand(wrong_numbers(f, &want) == 0, "a wrong number");
+    demand(surroundings_intact(f), "memory beside an argument was written");
+    ref_free(&want);
+}
+
+/* ---- sizes and strides without memory: only the checks can run ---- */
+
+static int64_t wild_number(struct bytes *s)
+{
+    static const int64_t borders[] = {INT64_MIN,
+                                      INT64_MIN + 1,
+                                      -1,
+                                      0,
+                                      1,
+                                      2,
+                                      3,
+                                      4,
+                                      16,
+                                      INT64_C(1) << 16,
+                                      INT32_MAX,
+                                      INT64_C(1) << 31,
+                                      INT64_C(1) << 32,
+                                      INT64_C(1) << 33,
+                                      INT64_C(1) << 61,
+                                      INT64_C(1) << 62,
+                                      INT64_MAX - 1,
+                                      INT64_MAX};
+    const int64_t n = (int64_t)(sizeof borders / sizeof borders[0]);
+    return borders[below(s, n)];
+}
+
+static void wild_tensor(struct bytes *s, attn_tensor *t, uintptr_t place)
+{
+    for (int dim = 0; dim < 4; dim++) {
+        t->shape[dim] = one_in(s, 4) ? wild_number(s) : 2;
+        t->stride[dim] = one_in(s, 4) ? wild_number(s) : INT64_C(8) << 2 * dim;
+    }
+    t->dtype = one_in(s, 16) ? (attn_dtype)wild_number(s) : ATTN_F32;
+    t->reserved = one_in(s, 32);
+    t->data = one_in(s, 16) ? NULL : (void *)(place + (one_in(s, 16) ? 1 : 0));
+}
+
+static void wild(struct bytes *s)
+{
+    attn_tensor t[5];
+    attn_mask mask = {0};
+    attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+    size_t bytes = 1;
+    size_t alignment = 1;
+    for (int n = 0; n < 5; n++)
+        wild_tensor(s, &t[n], (uintptr_t)(n + 1) << 44);
+    p.flags = (int32_t)below(s, 8);
+    p.causal = (int32_t)below(s, 4) - 1;
+    p.align = (int32_t)below(s, 6) - 1;
+    p.window_left = one_in(s, 4) ? wild_number(s) : 0;
+    p.window_right = one_in(s, 4) ? wild_number(s) : 0;
+    p.keep_first = one_in(s, 4) ? wild_number(s) : 0;
+    p.chunk = one_in(s, 4) ? wild_number(s) : 0;
+    p.q_offset = one_in(s, 4) ? wild_number(s) : 0;
+    mask.kind = (int32_t)below(s, 5) - 1;
+    mask.view = t[4];
+    mask.view.dtype = one_in(s, 2) ? ATTN_U8 : ATTN_F32;
+    if (one_in(s, 3)) {
+        p.masks = &mask;
+        p.num_masks = 1;
+    }
+    if (one_in(s, 4))
+        p.lse = &t[4];
+    const attn_status status =
+        attn_sdpa_check(NULL, &p, &t[0], &t[1], &t[2], &t[3]);
+    demand(status <= ATTN_OK && status >= ATTN_ERR_BLAS, "an unknown status");
+    const attn_status query = attn_sdpa_workspace(NULL, &p, &t[0], &t[1], &t[2],
+                                                  &t[3], &bytes, &alignment);
+    demand(query == status, "attn_sdpa_workspace disagrees");
+    demand(status != ATTN_OK || alignment > 1 || bytes == 0, "no alignment");
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct bytes s = {data, size};
+    struct fuzzed f;
+    if (one_in(&s, 8)) {
+        wild(&s);
+        return 0;
+    }
+    next_call(&s, &f);
+    const attn_status status = attn_sdpa_check(
+        NULL, f.params, &f.q.view, &f.k.view, &f.v.view, &f.out_view);
+    if (status == ATTN_OK)
+        judge_result(&f);
+    else
+        judge_refusal(&f, status);
+    end_call(&f);
+    return 0;
+}
+
+#ifdef FUZZ_REPLAY
+static void replay(const char *path)
+{
+    static uint8_t data[1 << 16];
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) {
+        perror(path);
+        exit(EXIT_FAILURE);
+    }
+    const size_t size = fread(data, 1, sizeof data, file);
+    fclose(file);
+    /* A copy of exact size, so that sanitizers see a read behind it. */
+    uint8_t *copy = malloc(size + 1);
+    if (copy == NULL)
+        abort();
+    memcpy(copy, data, size);
+    printf("%s: %zu bytes\n", path, size);
+    fflush(stdout);
+    LLVMFuzzerTestOneInput(copy, size);
+    free(copy);
+}
+
+int main(int argc, char **argv)
+{
+    for (int n = 1; n < argc; n++)
+        replay(argv[n]);
+    printf("%d inputs, the largest fraction of a bound was %.3g\n", argc - 1,
+           compare_worst());
+    return EXIT_SUCCESS;
+}
+#endif
