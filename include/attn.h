@@ -359,6 +359,84 @@ ATTN_API attn_status attn_linear(const attn_context *context, int32_t layout,
                                  const attn_tensor *x, const attn_tensor *w,
                                  const attn_tensor *bias, const attn_tensor *y);
 
+/* ------------------------------------------------- Positions: rotary -- */
+
+/* Which two components of a row turn together; there is no default. */
+#define ATTN_ROTARY_INTERLEAVED 1 /* 2k and 2k+1 (the paper; GPT-J) */
+#define ATTN_ROTARY_HALVES 2      /* k and k+R/2 (GPT-NeoX, Hugging Face) */
+
+/*
+ * Tables of rotary position embeddings (Su et al., arXiv:2104.09864):
+ *   cos_table(p,k) = cos((first + p) theta(k)),  theta(k) = base^(-2k/width)
+ *   sin_table(p,k) = sin((first + p) theta(k)),  0 <= k < width/2
+ * Both (1,1,P,width/2), of one type, F32 or F64, any strides; they must not
+ * overlap. Row p is position first + p. width is R, how many components of a
+ * row turn, even; base (10000 in the paper) is finite and at least 1.
+ * theta and the angles are kept to twice the digits of a double: every entry is
+ * within 2^-51 (F64) or 2^-24 (F32) of the formula, at position 10^6 as at 1
+ * (positions below 2^32, width up to 1024). Other frequencies, and factors on
+ * the entries, are tables that the caller fills.
+ * Returns ATTN_ERR_NULL, _SIZE, _SHAPE, _TYPE, _VALUE (width odd or negative,
+ * base, a position beyond 2^53), _STRIDE, _ALIGN, _OVERLAP, _UNSUPPORTED.
+ */
+ATTN_API attn_status attn_rotary_tables(int64_t first, int64_t width,
+                                        double base,
+                                        const attn_tensor *cos_table,
+                                        const attn_tensor *sin_table);
+
+/* Options of attn_rotary. p(b,t) is the row of the tables for x(b,..,t,..):
+ * positions[b*T + t] if given, else offsets[b] + t if given, else offset + t.
+ * What is given excludes the others. */
+typedef struct attn_rotary_params {
+    size_t struct_size;
+    int32_t style;            /* ATTN_ROTARY_*; 0 is an error */
+    int32_t inverse;          /* 1: turn by -theta */
+    int64_t offset;           /* e.g. how many keys a cache already holds */
+    const int64_t *offsets;   /* [B]; or NULL */
+    const int64_t *positions; /* [B*T]; or NULL */
+} attn_rotary_params;
+
+#define ATTN_ROTARY_PARAMS_INIT                         \
+    {                                                   \
+        sizeof(attn_rotary_params), 0, 0, 0, NULL, NULL \
+    }
+ATTN_API void attn_rotary_params_init(attn_rotary_params *params);
+
+/*
+ * Turns pairs of components of every row of x, the queries or keys, by the
+ * angle of its position, so that q.k depends on the difference of positions:
+ *   y(d1) = c x(d1) - s x(d2)     c = cos_table(p,k), s = sin_table(p,k)
+ *   y(d2) = s x(d1) + c x(d2)     (d1,d2) = (2k,2k+1) or (k,k+R/2), by style
+ * for 0 <= k < R/2; the components from R on are copied. With inverse s is
+ * -s: that undoes a rotation, and turns the gradient of y into that of x.
+ * x, y (B,H,T,D), tables (1,1,P,R/2) with R <= D; one type for all, F32 or
+ * F64; any strides. y may be x itself (same data and strides), else no overlap
+ * with anything. A ragged batch is (1,H,T,D) with positions. NaN and inf stay
+ * in their pair. Any size may be 0; R = 0 copies.
+ * Returns ATTN_ERR_NULL (params too), _SIZE, _SHAPE (R > D), _TYPE, _VALUE
+ * (style, inverse, a position outside [0,P), two of offset, offsets and
+ * positions), _STRUCT, _UNSUPPORTED, _STRIDE, _ALIGN, _OVERLAP.
+ */
+ATTN_API attn_status attn_rotary(const attn_context *context,
+                                 const attn_rotary_params *params,
+                                 const attn_tensor *x,
+                                 const attn_tensor *cos_table,
+                                 const attn_tensor *sin_table,
+                                 const attn_tensor *y);
+
+/* -------------------------------------------------- Positions: ALiBi -- */
+
+/*
+ * The slopes of attention with linear biases (Press et al., arXiv:2108.12409)
+ * for H heads, with n the largest power of two not above H:
+ *   slope(h) = 2^(-8 (h+1)/n)              for h < n
+ *            = 2^(-4 (2 (h-n) + 1)/n)      for h >= n
+ * slopes: F32 or F64, any strides, either a vector (1,1,1,H) or (B,H,1,1),
+ * the same for every b. H = 0 writes nothing.
+ * Returns ATTN_ERR_NULL, _SIZE, _SHAPE, _TYPE, _STRIDE, _ALIGN, _UNSUPPORTED.
+ */
+ATTN_API attn_status attn_alibi_slopes(const attn_tensor *slopes);
+
 /* ------------------------------------- Scaled dot-product attention -- */
 
 /* Flags. */
@@ -485,6 +563,33 @@ ATTN_API attn_status attn_sdpa_f64(int64_t batch, int64_t heads,
                                    const double *q, const double *k,
                                    const double *v, double *out,
                                    int32_t causal_align);
+
+/* --------------------------------------- Merging parts of the keys -- */
+
+/*
+ * Attention over all keys from its results over parts of them, each part with
+ * its log-sum-exp. With O(p) and L(p) those of part p, for every query:
+ *   M = max over p of L(p),   w(p) = exp(L(p) - M),   W = sum over p of w(p)
+ *   out = sum over p of w(p) O(p) / W                  lse = M + ln W
+ * Every visible key must be in exactly one part. That is what keys split over
+ * threads or machines and a prefix shared by several sequences need; and since
+ * the result is a part itself, merges may be nested.
+ *   outs: num_parts views (B,H,T,Dv)    lses: num_parts views (B,H,T,1)
+ *   out (B,H,T,Dv)                      lse (B,H,T,1), or NULL if not wanted
+ * One type for all, F32 or F64; any strides. out may be exactly one of outs,
+ * lse exactly one of lses; else no output may overlap anything.
+ * Parts are added in the order given, so the same call gives the same bits. A
+ * part with L(p) = -inf (an empty row) adds nothing, whatever its O holds. No
+ * part, or only such: zeros and lse -inf. One part only that is not: its very
+ * bits. NaN or +inf in an L(p) gives NaN, as does a NaN in an O(p) that takes
+ * part; finite parts never do.
+ * Returns ATTN_ERR_NULL, _SIZE (num_parts negative too), _SHAPE, _TYPE,
+ * _STRIDE, _ALIGN, _OVERLAP, _UNSUPPORTED.
+ */
+ATTN_API attn_status attn_merge(const attn_context *context, int32_t num_parts,
+                                const attn_tensor *outs,
+                                const attn_tensor *lses, const attn_tensor *out,
+                                const attn_tensor *lse);
 
 /* ------------------------------------------------ Multi-head attention -- */
 

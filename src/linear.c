@@ -78,6 +78,29 @@ typedef struct linear_run {
 #include "real_f64.h"
 #include "linear_tmpl.h"
 
+/* The matrix between the width of x and that of y. */
+static attn_status check_matrix(const char *call, int32_t layout,
+                                const char *x_name, const attn_tensor *x,
+                                const char *w_name, const attn_tensor *w,
+                                const char *y_name, const attn_tensor *y)
+{
+    bool out_in = layout == ATTN_WEIGHT_OUT_IN;
+    int64_t in = x->shape[3], out = y->shape[3];
+
+    if (w->shape[0] == 1 && w->shape[1] == 1 &&
+        w->shape[2] == (out_in ? out : in) &&
+        w->shape[3] == (out_in ? in : out))
+        return ATTN_OK;
+    return attn__fail(
+        ATTN_ERR_SHAPE,
+        "%s: %s has shape (%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64
+        "), %s has width %" PRId64 " and %s width %" PRId64
+        "; the matrix must be %s = (1,1,%" PRId64 ",%" PRId64 ")",
+        call, w_name, w->shape[0], w->shape[1], w->shape[2], w->shape[3],
+        x_name, in, y_name, out, out_in ? "(1,1,out,in)" : "(1,1,in,out)",
+        out_in ? out : in, out_in ? in : out);
+}
+
 attn_status attn__linear_check(const char *call, int32_t layout,
                                const char *x_name, const attn_tensor *x,
                                const char *w_name, const attn_tensor *w,
@@ -108,12 +131,7 @@ attn_status attn__linear_check(const char *call, int32_t layout,
                           "); they must be the same (shape[0..2])",
                           call, y_name, y->shape[0], y->shape[1], y->shape[2],
                           x_name, x->shape[0], x->shape[1], x->shape[2]);
-    if (layout == ATTN_WEIGHT_OUT_IN)
-        status = attn__check_shape(call, w_name, w, "(1,1,out,in)", 1, 1,
-                                   y->shape[3], x->shape[3]);
-    else
-        status = attn__check_shape(call, w_name, w, "(1,1,in,out)", 1, 1,
-                                   x->shape[3], y->shape[3]);
+    status = check_matrix(call, layout, x_name, x, w_name, w, y_name, y);
     if (!status && bias)
         status = attn__check_shape(call, bias_name, bias, "(1,1,1,out)", 1, 1,
                                    1, y->shape[3]);

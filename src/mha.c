@@ -25,6 +25,7 @@ void attn_mha_params_init(attn_mha_params *params)
 typedef struct projection {
     const attn_tensor *x;
     attn_tensor w, bias;
+    const char *x_name, *w_name, *bias_name; /* as the caller knows them */
     bool has_bias;
     attn_tensor y;     /* (B,1,T,H*D) in scratch memory */
     attn_tensor heads; /* the same as (B,H,T,D) */
@@ -206,6 +207,22 @@ static attn_status find_biases(const char *call, const attn_mha_params *o,
 /* ------------------------------------------------------------- Projections --
  */
 
+static void set_names(const attn_mha_params *o, mha *m)
+{
+    m->q.x_name = "x_q";
+    m->k.x_name = "x_k";
+    m->v.x_name = "x_v";
+    m->o.x_name = "the concatenated heads";
+    m->q.w_name = o->w_qkv ? "params.w_qkv" : "params.w_q";
+    m->k.w_name = o->w_qkv ? "params.w_qkv" : "params.w_k";
+    m->v.w_name = o->w_qkv ? "params.w_qkv" : "params.w_v";
+    m->o.w_name = "params.w_o";
+    m->q.bias_name = o->b_qkv ? "params.b_qkv" : "params.b_q";
+    m->k.bias_name = o->b_qkv ? "params.b_qkv" : "params.b_k";
+    m->v.bias_name = o->b_qkv ? "params.b_qkv" : "params.b_v";
+    m->o.bias_name = "params.b_o";
+}
+
 static const attn_tensor *bias_of(const projection *p)
 {
     return p->has_bias ? &p->bias : NULL;
@@ -250,32 +267,26 @@ static attn_status place_all(const char *call, mha *m, int64_t heads,
     return status;
 }
 
-static attn_status check_projections(const char *call, const attn_mha_params *o,
-                                     mha *m, const attn_tensor *out)
+static attn_status check_projection(const char *call, int32_t layout,
+                                    const projection *p, const attn_tensor *x,
+                                    const char *y_name, const attn_tensor *y)
 {
-    const bool packed_w = o->w_qkv != NULL, packed_b = o->b_qkv != NULL;
-    int32_t layout = o->weight_layout;
-    attn_status status = attn__linear_check(
-        call, layout, "x_q", m->q.x, packed_w ? "params.w_qkv" : "params.w_q",
-        &m->q.w, packed_b ? "params.b_qkv" : "params.b_q", bias_of(&m->q), "Q",
-        &m->q.y);
+    return attn__linear_check(call, layout, p->x_name, x, p->w_name, &p->w,
+                              p->bias_name, bias_of(p), y_name, y);
+}
+
+static attn_status check_projections(const char *call, const mha *m,
+                                     const attn_tensor *out)
+{
+    attn_status status =
+        check_projection(call, m->layout, &m->q, m->q.x, "Q", &m->q.y);
 
     if (!status)
-        status = attn__linear_check(call, layout, "x_k", m->k.x,
-                                    packed_w ? "params.w_qkv" : "params.w_k",
-                                    &m->k.w,
-                                    packed_b ? "params.b_qkv" : "params.b_k",
-                                    bias_of(&m->k), "K", &m->k.y);
+        status = check_projection(call, m->layout, &m->k, m->k.x, "K", &m->k.y);
     if (!status)
-        status = attn__linear_check(call, layout, "x_v", m->v.x,
-                                    packed_w ? "params.w_qkv" : "params.w_v",
-                                    &m->v.w,
-                                    packed_b ? "params.b_qkv" : "params.b_v",
-                                    bias_of(&m->v), "V", &m->v.y);
+        status = check_projection(call, m->layout, &m->v, m->v.x, "V", &m->v.y);
     if (!status)
-        status = attn__linear_check(call, layout, "the heads", &m->o.y,
-                                    "params.w_o", &m->o.w, "params.b_o",
-                                    bias_of(&m->o), "out", out);
+        status = check_projection(call, m->layout, &m->o, &m->o.y, "out", out);
     return status;
 }
 
@@ -321,14 +332,14 @@ static attn_status check_overlaps(const char *call, const mha *m,
     const attn__output inputs[] = {{"x_q", m->q.x},
                                    {"x_k", m->k.x},
                                    {"x_v", m->v.x},
-                                   {"the weight of q", &m->q.w},
-                                   {"the weight of k", &m->k.w},
-                                   {"the weight of v", &m->v.w},
-                                   {"params.w_o", &m->o.w},
-                                   {"the bias of q", bias_of(&m->q)},
-                                   {"the bias of k", bias_of(&m->k)},
-                                   {"the bias of v", bias_of(&m->v)},
-                                   {"params.b_o", bias_of(&m->o)}};
+                                   {m->q.w_name, &m->q.w},
+                                   {m->k.w_name, &m->k.w},
+                                   {m->v.w_name, &m->v.w},
+                                   {m->o.w_name, &m->o.w},
+                                   {m->q.bias_name, bias_of(&m->q)},
+                                   {m->k.bias_name, bias_of(&m->k)},
+                                   {m->v.bias_name, bias_of(&m->v)},
+                                   {m->o.bias_name, bias_of(&m->o)}};
     attn_status status = ATTN_OK;
 
     for (int a = 0; a < 4; a++)
@@ -383,6 +394,7 @@ static attn_status prepare(const char *call, const attn_context *context,
     status = check_inputs(call, x_q, x_k, x_v, out);
     if (status)
         return status;
+    set_names(&o, m);
     m->layout = o.weight_layout;
     m->dtype = x_q->dtype;
     m->q.x = x_q;
@@ -394,10 +406,10 @@ static attn_status prepare(const char *call, const attn_context *context,
     if (!status)
         status = find_biases(call, &o, m->dtype, m);
     if (!status)
-        status = head_width(call, "params.w_q", &m->q.w, m->layout, o.num_heads,
+        status = head_width(call, m->q.w_name, &m->q.w, m->layout, o.num_heads,
                             &width);
     if (!status)
-        status = head_width(call, "params.w_v", &m->v.w, m->layout, kv_heads,
+        status = head_width(call, m->v.w_name, &m->v.w, m->layout, kv_heads,
                             &v_width);
     if (status)
         return status;
@@ -407,7 +419,7 @@ static attn_status prepare(const char *call, const attn_context *context,
         m->o.bias = *o.b_o;
     status = place_all(call, m, o.num_heads, kv_heads, width, v_width);
     if (!status)
-        status = check_projections(call, &o, m, out);
+        status = check_projections(call, m, out);
     if (!status)
         status = read_attention(call, &o, m);
     if (!status)

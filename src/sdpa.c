@@ -299,8 +299,12 @@ void attn__sdpa_run(const attn__executor *executor, const attn__sdpa *p,
     attn__bump bump = {work, 0};
     run r;
 
-    if (p->batch == 0 || p->heads == 0)
+    if (p->heads == 0) {
+        /* The mean of no heads is taken as that of an empty row. */
+        for (int64_t b = 0; b < p->batch && p->wants_mean; b++)
+            zero_rows(&p->weights_mean, b, 0, p->q_len);
         return;
+    }
     r = cut_run(p, &bump);
     write_absent_rows(p);
     count_tasks(&r);

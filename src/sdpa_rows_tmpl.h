@@ -34,43 +34,22 @@ static void XI(scores_by_rows)(XI(block) * b, int64_t key, int64_t keys)
                      p->v.stride[2]);
 }
 
-static bool XI(lane_sees)(const attn__tile_bits *bits, int64_t lane, int64_t j)
-{
-    return bits->by_lane[lane][j / 64] >> (j % 64) & 1;
-}
-
-/* o(i) += w(i,j) v(j) for visible keys only, where V may hold NaN or inf. */
-static void XI(add_visible_values)(XI(block) * b, const R *v, int64_t ld,
-                                   int64_t keys)
-{
-    int64_t width = b->p->v_width;
-
-    for (int64_t l = 0; l < b->w.lanes->n; l++)
-        for (int64_t j = 0; j < keys; j++) {
-            R w = b->w.s_rows[l * XI(row_ld)(keys) + j];
-            if (!XI(lane_sees)(b->w.bits, l, j))
-                continue;
-            for (int64_t e = 0; e < width; e++)
-                b->w.o_rows[l * width + e] += w * v[j * ld + e];
-        }
-}
-
 static void XI(add_values_by_rows)(XI(block) * b, attn__tile_state state,
                                    int64_t key, int64_t keys)
 {
     const attn__sdpa *p = b->p;
-    int64_t ld;
-    const R *v = XI(rows_for_gemm)(&p->v, b->v, key, keys, b->w.v_copy, &ld);
+    int64_t ld, s_ld = XI(row_ld)(keys);
+    bool careful;
+    const R *v = XI(values_of_tile)(b, state, key, keys, &ld, &careful);
 
-    if (state == ATTN__TILE_MIXED &&
-        b->kernels->nonfinite(v, ld, keys, p->v_width))
-        XI(add_visible_values)(b, v, ld, keys);
-    else
-        b->kernels->add_rows_of(
-            b->w.o_rows, p->v_width, b->w.lanes->n, b->w.s_rows,
-            XI(row_ld)(keys), v, ld, keys, p->v_width,
-            XI(row_soon)(&p->k, b->k, key + keys, b->t->s.kv_len - keys),
-            p->k.stride[2]);
+    b->kernels->add_rows_of(
+        b->w.o_rows, p->v_width, b->w.lanes->n, b->w.s_rows, s_ld, v, ld, keys,
+        p->v_width,
+        XI(row_soon)(&p->k, b->k, key + keys, b->t->s.kv_len - keys),
+        p->k.stride[2]);
+    if (careful)
+        XI(add_nonfinite)
+        (b, key, keys, b->w.s_rows, 1, s_ld, b->w.o_rows, 1, p->v_width);
 }
 
 /* Tiles [begin, end): as XI(attend). */

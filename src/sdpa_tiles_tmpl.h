@@ -49,54 +49,20 @@ static attn__tile_state XI(masked_scores)(XI(block) * b, int64_t key,
     return state;
 }
 
-static bool XI(is_visible)(const attn__tile_bits *bits, int64_t j, int64_t lane)
-{
-    return bits->by_key[j][lane / 64] >> (lane % 64) & 1;
-}
-
-/*
- * V rows that are not finite, in a tile where some lanes do not see all keys:
- * weight 0 times NaN would be NaN there. The product is done with zeros in
- * their place, and they are added for the lanes that see them.
- */
-static void XI(add_nonfinite)(XI(block) * b, int64_t key, int64_t keys)
-{
-    const attn_tensor *v = &b->p->v;
-
-    for (int64_t j = 0; j < keys; j++)
-        for (int64_t e = 0; e < b->p->v_width; e++) {
-            R x = b->v[(key + j) * v->stride[2] + e * v->stride[3]];
-            if (x - x == K(0.0))
-                continue;
-            for (int64_t l = 0; l < b->w.lanes->n; l++)
-                if (XI(is_visible)(b->w.bits, j, l))
-                    b->w.ot[e * b->padded + l] += x * b->w.s[j * b->padded + l];
-        }
-}
-
 static void XI(add_values)(XI(block) * b, attn__tile_state state, int64_t key,
                            int64_t keys, bool first)
 {
     const attn__sdpa *p = b->p;
     int64_t ld;
-    const R *v = XI(rows_for_gemm)(&p->v, b->v, key, keys, b->w.v_copy, &ld);
-    bool careful = state == ATTN__TILE_MIXED &&
-                   b->kernels->nonfinite(v, ld, keys, p->v_width);
+    bool careful;
+    const R *v = XI(values_of_tile)(b, state, key, keys, &ld, &careful);
 
-    if (careful) {
-        for (int64_t j = 0; j < keys; j++)
-            for (int64_t e = 0; e < p->v_width; e++) {
-                R x = v[j * ld + e];
-                b->w.v_copy[j * p->v_width + e] = x - x == K(0.0) ? x : K(0.0);
-            }
-        v = b->w.v_copy;
-        ld = MAX(p->v_width, 1);
-    }
     XI(gemm)
     (&p->blas, true, p->v_width, b->padded, keys, v, ld, b->w.s, b->padded,
      !first, b->w.ot, b->padded);
     if (careful)
-        XI(add_nonfinite)(b, key, keys);
+        XI(add_nonfinite)
+        (b, key, keys, b->w.s, b->padded, 1, b->w.ot, b->padded, 1);
 }
 
 /* Tiles [begin, end) of the block: afterwards ot, m, l and seen hold the

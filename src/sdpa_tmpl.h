@@ -252,6 +252,58 @@ static const R *XI(rows_for_gemm)(const attn_tensor *tensor, const R *first,
     return copy;
 }
 
+static bool XI(is_visible)(const attn__tile_bits *bits, int64_t j, int64_t lane)
+{
+    return bits->by_lane[lane][j / 64] >> (j % 64) & 1;
+}
+
+/*
+ * V of a tile as a product wants it. Where some lanes do not see all keys, V
+ * that is not finite would reach them, as 0 times NaN is NaN: the product is
+ * then done with zeros in its place (*careful), and XI(add_nonfinite) adds it
+ * for the lanes that see it.
+ */
+static const R *XI(values_of_tile)(XI(block) * b, attn__tile_state state,
+                                   int64_t key, int64_t keys, int64_t *ld,
+                                   bool *careful)
+{
+    int64_t width = b->p->v_width;
+    R *copy = b->w.v_copy;
+    const R *v = XI(rows_for_gemm)(&b->p->v, b->v, key, keys, copy, ld);
+
+    *careful =
+        state == ATTN__TILE_MIXED && b->kernels->nonfinite(v, *ld, keys, width);
+    if (!*careful)
+        return v;
+    for (int64_t j = 0; j < keys; j++)
+        for (int64_t e = 0; e < width; e++) {
+            R x = v[j * *ld + e];
+            copy[j * width + e] = x - x == K(0.0) ? x : K(0.0);
+        }
+    *ld = MAX(width, 1);
+    return copy;
+}
+
+/* Weights s[j * s_key + l * s_lane] times V that is not finite, added to output
+ * o[e * o_column + l * o_lane]. */
+static void XI(add_nonfinite)(XI(block) * b, int64_t key, int64_t keys,
+                              const R *s, int64_t s_key, int64_t s_lane, R *o,
+                              int64_t o_column, int64_t o_lane)
+{
+    const attn_tensor *v = &b->p->v;
+
+    for (int64_t j = 0; j < keys; j++)
+        for (int64_t e = 0; e < b->p->v_width; e++) {
+            R x = b->v[(key + j) * v->stride[2] + e * v->stride[3]];
+            if (x - x == K(0.0))
+                continue;
+            for (int64_t l = 0; l < b->w.lanes->n; l++)
+                if (XI(is_visible)(b->w.bits, j, l))
+                    o[e * o_column + l * o_lane] +=
+                        x * s[j * s_key + l * s_lane];
+        }
+}
+
 /* Which lanes have seen a key, after a tile of this state. */
 static void XI(note_seen)(XI(block) * b, attn__tile_state state, int64_t keys)
 {

@@ -112,7 +112,8 @@ void tensor_set(const attn_tensor *view, int64_t b, int64_t h, int64_t t,
     put(view, element(view, b, h, t, d), (long double)value);
 }
 
-/* Calls step for every element, innermost dimension fastest. */
+/* The statement that follows, for every element, innermost dimension fastest.
+ */
 #define FOR_EACH(v, b, h, t, d)                         \
     for (int64_t b = 0; b < (v)->shape[0]; b++)         \
         for (int64_t h = 0; h < (v)->shape[1]; h++)     \

@@ -47,7 +47,7 @@ static const experiment table[] = {
     {64, "7.32", "0.921946", "0.009399", "1.17", "829.74"},
     {512, "20.99", "0.933175", "0.005796", "1.15", "917.82"}};
 
-/* data/article/NAME_dkWIDTH.npy as rows x columns, in the type asked for. */
+/* cases/article/NAME_dkWIDTH.npy as rows x columns, in the type asked for. */
 static tensor load_matrix(const char *name, int width, attn_dtype dtype,
                           int64_t rows, int64_t columns)
 {

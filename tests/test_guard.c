@@ -86,7 +86,8 @@ enum option {
     PREFIX = 64,
     WINDOW = 128,
     BTHD = 256,
-    ALL_OPTIONS = 511
+    BLAS_ONLY = 512,
+    ALL_OPTIONS = 1023
 };
 
 struct problem {
@@ -121,10 +122,12 @@ static void make_problem(struct problem *x, attn_dtype dtype,
     x->p.align = ATTN_ALIGN_BOTTOM_RIGHT;
     x->p.causal = (options & (CAUSAL | PREFIX)) != 0;
     if (options & WINDOW) {
-        x->p.flags = ATTN_SDPA_WINDOW;
+        x->p.flags |= ATTN_SDPA_WINDOW;
         x->p.window_left = 2;
         x->p.window_right = 1;
     }
+    if (options & BLAS_ONLY)
+        x->p.flags |= ATTN_SDPA_BLAS_ONLY;
     if (options & BTHD) {
         attn_view_bthd(&x->q, dtype, x->q.data, s->B, s->Tq, s->Hq, s->D);
         attn_view_bthd(&x->k, dtype, x->k.data, s->B, s->Tk, s->Hkv, s->D);
@@ -262,6 +265,10 @@ static void all_tails(attn_dtype dtype)
         fenced_sdpa(dtype, &s, OUTPUTS);
         s.Tq = s.Tk = s.D = s.Dv = tails[n];
         fenced_sdpa(dtype, &s, OUTPUTS | CAUSAL);
+        fenced_sdpa(dtype, &s, OUTPUTS | CAUSAL | BLAS_ONLY);
+        s.Tq = 1;
+        fenced_sdpa(dtype, &s, OUTPUTS);
+        fenced_sdpa(dtype, &s, OUTPUTS | BLAS_ONLY);
     }
 }
 

@@ -575,6 +575,60 @@ static void test_sdpa_workspace__is_enough_for_smaller_problems(void **state)
     }
 }
 
+/* Sizes of a layer: B, T, E, Hkv, G, D. */
+static size_t query_layer(int32_t threads, const int64_t *s)
+{
+    static const float nothing[1] = {0};
+    attn_tensor x, w_qkv, w_o, out;
+    attn_mha_params p = ATTN_MHA_PARAMS_INIT;
+    attn_context_params cp = ATTN_CONTEXT_PARAMS_INIT;
+    attn_context *context = NULL;
+    size_t bytes = 0;
+    size_t alignment = 0;
+    const int64_t heads = s[3] * s[4];
+    const int64_t rows = (heads + 2 * s[3]) * s[5];
+    attn_view_bte(&x, ATTN_F64, nothing, s[0], s[1], s[2]);
+    attn_view_matrix(&w_qkv, ATTN_F64, nothing, rows, s[2], s[2]);
+    attn_view_matrix(&w_o, ATTN_F64, nothing, s[2], heads * s[5], heads * s[5]);
+    out = x;
+    out.data = (void *)((uintptr_t)1 << 40); /* far away; nothing is read */
+    p.weight_layout = ATTN_WEIGHT_OUT_IN;
+    p.num_heads = heads;
+    p.num_kv_heads = s[3];
+    p.w_qkv = &w_qkv;
+    p.w_o = &w_o;
+    cp.num_threads = threads;
+    assert_int_equal(attn_context_create(&context, &cp), ATTN_OK);
+    const attn_status status = attn_mha_workspace(context, &p, &x, NULL, NULL,
+                                                  &out, &bytes, &alignment);
+    attn_context_destroy(context);
+    if (status != ATTN_OK)
+        fail_msg("%s", attn_last_error());
+    return bytes;
+}
+
+static void test_mha_workspace__is_enough_for_smaller_problems(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 1000; seed++) {
+        kit_seed(seed);
+        const int64_t largest = kit_int(0, 1) == 1 ? 20 : 500;
+        int64_t large[6];
+        int64_t small[6];
+        for (int n = 0; n < 6; n++) {
+            large[n] = kit_int(1, n == 1 || n == 2 || n == 5 ? largest : 5);
+            small[n] = kit_int(0, 2) == 0 ? large[n] : kit_int(1, large[n]);
+        }
+        const int32_t threads = (int32_t)kit_int(1, 9);
+        const int32_t fewer = (int32_t)kit_int(1, threads);
+        const size_t bytes = query_layer(threads, large);
+        const size_t needed = query_layer(fewer, small);
+        if (needed > bytes)
+            fail_msg("seed %d: %zu bytes are not enough for %zu", (int)seed,
+                     bytes, needed);
+    }
+}
+
 /* The promise is about calls: the scratch memory of a larger problem is taken
  * for a smaller one and gives the same bits. */
 static void test_sdpa_work__takes_the_memory_of_a_larger_problem(void **state)
@@ -656,6 +710,7 @@ int main(void)
         cmocka_unit_test(test_sdpa_work__never_allocates),
         cmocka_unit_test(test_mha_work__never_allocates),
         cmocka_unit_test(test_sdpa_workspace__is_enough_for_smaller_problems),
+        cmocka_unit_test(test_mha_workspace__is_enough_for_smaller_problems),
         cmocka_unit_test(test_sdpa_work__takes_the_memory_of_a_larger_problem),
         cmocka_unit_test(test_sdpa_workspace__is_constant_in_the_lengths),
 #if !KIT_SANITIZED

@@ -255,6 +255,8 @@ static int started_threads(void)
     return after - before;
 }
 
+static int blas_status(void);
+
 static int run_action(const char *action)
 {
     alarm(PATIENCE);
@@ -262,6 +264,8 @@ static int run_action(const char *action)
         return attn_context_num_threads(NULL);
     if (strcmp(action, "started-threads") == 0)
         return started_threads();
+    if (strcmp(action, "blas-status") == 0)
+        return blas_status();
     attn_context_params p = ATTN_CONTEXT_PARAMS_INIT;
     attn_context *context = NULL;
     p.num_threads = strcmp(action, "own-threads") == 0 ? 2 : 0;
@@ -271,6 +275,65 @@ static int run_action(const char *action)
     attn_context_destroy(context);
     return threads;
 }
+
+/* ---- a BLAS that cannot be used ---- */
+
+/* The status of every call that needs a product; 96 if they disagree or write
+ * something. */
+static int blas_status(void)
+{
+    attn_tensor q = kit_make(ATTN_F32, 1, 1, 3, 4);
+    attn_tensor w = kit_make(ATTN_F32, 1, 1, 4, 4);
+    attn_tensor out = kit_make(ATTN_F32, 1, 1, 3, 4);
+    attn_tensor copy = kit_make(ATTN_F32, 1, 1, 3, 4);
+    attn_mha_params p = ATTN_MHA_PARAMS_INIT;
+    size_t bytes;
+    size_t alignment;
+    p.weight_layout = ATTN_WEIGHT_OUT_IN;
+    p.num_heads = 2;
+    p.w_q = p.w_k = p.w_v = p.w_o = &w;
+    memcpy(copy.data, out.data, 12 * sizeof(float));
+    const attn_status all_of_them[] = {
+        attn_sdpa(NULL, NULL, &q, &q, &q, &out),
+        attn_sdpa_check(NULL, NULL, &q, &q, &q, &out),
+        attn_sdpa_workspace(NULL, NULL, &q, &q, &q, &out, &bytes, &alignment),
+        attn_mha(NULL, &p, &q, NULL, NULL, &out),
+        attn_mha_check(NULL, &p, &q, NULL, NULL, &out),
+        attn_linear(NULL, ATTN_WEIGHT_OUT_IN, &q, &w, NULL, &out)};
+    for (size_t n = 1; n < COUNT(all_of_them); n++)
+        if (all_of_them[n] != all_of_them[0])
+            return 96;
+    if (all_of_them[0] != ATTN_OK && !kit_same(&out, &copy))
+        return 96;
+    kit_drop(&q);
+    kit_drop(&w);
+    kit_drop(&out);
+    kit_drop(&copy);
+    return -all_of_them[0];
+}
+
+static void test_blas__the_loaded_one_can_be_used(void **state)
+{
+    (void)state;
+    assert_int_equal(end_of_self("blas-status", NULL), -ATTN_OK);
+}
+
+#ifdef ATTN_STUB_BLAS
+static void test_blas__one_with_64_bit_integers_is_refused(void **state)
+{
+    (void)state;
+    const char *played = getenv("ATTN_STUB_BLAS");
+    char *kept = played == NULL ? NULL : strdup(played);
+    setenv("ATTN_STUB_BLAS", "wide", 1);
+    const int status = end_of_self("blas-status", NULL);
+    if (kept == NULL)
+        unsetenv("ATTN_STUB_BLAS");
+    else
+        setenv("ATTN_STUB_BLAS", kept, 1);
+    free(kept);
+    assert_int_equal(status, -ATTN_ERR_BLAS);
+}
+#endif
 
 /* ---- what must stay as it was ---- */
 
@@ -552,6 +615,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_num_threads__no_number_is_one_thread),
         cmocka_unit_test(test_num_threads__the_pool_of_the_process_is_used),
         cmocka_unit_test(test_process__blas_threads_are_not_started),
+        cmocka_unit_test(test_blas__the_loaded_one_can_be_used),
+#ifdef ATTN_STUB_BLAS
+        cmocka_unit_test(test_blas__one_with_64_bit_integers_is_refused),
+#endif
         cmocka_unit_test(test_process__stays_as_it_was),
         cmocka_unit_test(test_process__nothing_is_printed),
         cmocka_unit_test(test_process__every_rounding_mode_is_kept),

@@ -2,7 +2,8 @@
  * test_status.c - every refusal of attn.h, provoked: the status, the sentence,
  * and that nothing was written or printed.
  *
- * ATTN_ERR_BLAS is missing here: it needs a BLAS that cannot be used.
+ * ATTN_ERR_BLAS is missing here: it needs a BLAS that cannot be used, see
+ * test_process.c.
  */
 #define _GNU_SOURCE 1
 
@@ -419,6 +420,12 @@ SDPA(batch_2_to_31_len_2_to_32, ATTN_ERR_SIZE, "q|2147483648|4294967296")
     set_shapes(c, 2, TWO(32));
 }
 
+SDPA(scratch_beyond_memory, ATTN_ERR_SIZE, "scratch")
+{
+    c->q.shape[3] = c->k.shape[3] = TWO(57);
+    c->q.stride[3] = c->k.stride[3] = 0;
+}
+
 /* Shapes. */
 SDPA(k_width, ATTN_ERR_SHAPE, "k|q|5|4|shape[3]")
 {
@@ -792,6 +799,46 @@ SDPA(scale_minus_inf, ATTN_ERR_VALUE, "scale|-inf")
     use_scale(c, -(double)INFINITY);
 }
 
+SDPA(scale_without_its_flag, ATTN_ERR_VALUE, "scale|ATTN_SDPA_SCALE")
+{
+    c->p.scale = 0.5;
+}
+SDPA(window_without_its_flag, ATTN_ERR_VALUE, "window_left|ATTN_SDPA_WINDOW")
+{
+    c->p.window_left = 3;
+}
+SDPA(window_right_without_its_flag, ATTN_ERR_VALUE, "ATTN_SDPA_WINDOW")
+{
+    c->p.window_right = -1;
+}
+SDPA(keep_first_without_window, ATTN_ERR_VALUE, "keep_first|ATTN_SDPA_WINDOW")
+{
+    c->p.keep_first = 1;
+}
+SDPA(q_offset_without_align, ATTN_ERR_VALUE, "q_offset|align")
+{
+    use_causal(c);
+    c->p.q_offset = 2;
+}
+SDPA(q_offsets_without_align, ATTN_ERR_VALUE, "q_offsets|align")
+{
+    c->p.q_offsets = c->q_offsets;
+}
+SDPA(q_offset_and_q_offsets, ATTN_ERR_VALUE, "q_offset|-7|q_offsets")
+{
+    c->p.align = ATTN_ALIGN_OFFSET;
+    c->p.q_offset = -7;
+    c->p.q_offsets = c->q_offsets;
+}
+SDPA(masks_but_none_counted, ATTN_ERR_VALUE, "masks|num_masks|0")
+{
+    use_masks(c, 0);
+}
+SDPA(num_seqs_alone, ATTN_ERR_NULL, "cu_q|NULL")
+{
+    c->p.num_seqs = 1;
+}
+
 /* Structs and what this version does not know. */
 SDPA(struct_size_0, ATTN_ERR_STRUCT, "struct_size|0")
 {
@@ -803,7 +850,11 @@ SDPA(struct_size_one_less, ATTN_ERR_STRUCT, "struct_size|159|160")
 }
 SDPA(unknown_flag, ATTN_ERR_UNSUPPORTED, "flags")
 {
-    c->p.flags = 4;
+    c->p.flags = 8;
+}
+SDPA(unknown_high_flag, ATTN_ERR_UNSUPPORTED, "flags")
+{
+    c->p.flags = 1 << 30 | ATTN_SDPA_BLAS_ONLY;
 }
 SDPA(all_flags, ATTN_ERR_UNSUPPORTED, "flags")
 {
@@ -951,6 +1002,18 @@ SDPA(out_in_q, ATTN_ERR_OVERLAP, "out|q")
     c->v.shape[3] = D;
     c->out = c->q;
     shift(&c->out, 4);
+}
+SDPA(out_is_q_though_weights_need_it, ATTN_ERR_OVERLAP, "out|q")
+{
+    c->v.shape[3] = D;
+    c->out = c->q;
+    c->p.weights = &c->weights;
+}
+SDPA(out_is_q_though_the_mean_needs_it, ATTN_ERR_OVERLAP, "out|q")
+{
+    c->v.shape[3] = D;
+    c->out = c->q;
+    c->p.weights_mean = &c->mean;
 }
 SDPA(out_is_q_with_other_strides, ATTN_ERR_OVERLAP, "out|q")
 {
@@ -1741,6 +1804,8 @@ static void test_mask_apply__every_refusal(void **state)
           "scores|NULL");
     judge("masks", call, attn_mask_apply(NULL, 1, &s), ATTN_ERR_NULL,
           "masks|NULL");
+    judge("0", call, attn_mask_apply(m, 0, &s), ATTN_ERR_VALUE,
+          "masks|num_masks|0");
     judge("-1", call, attn_mask_apply(m, -1, &s), ATTN_ERR_VALUE,
           "num_masks|-1");
     judge("5", call, attn_mask_apply(m, 5, &s), ATTN_ERR_VALUE,
@@ -1880,6 +1945,8 @@ static void test_linear__every_refusal(void **state)
     LINEAR("bias size", ATTN_ERR_SIZE, "bias|-1", b.shape[3] = -1);
     LINEAR("y size", ATTN_ERR_SIZE, "y|-1", y.shape[0] = -1);
     LINEAR("2^62", ATTN_ERR_SIZE, "x", x.shape[0] = y.shape[0] = TWO(62));
+    LINEAR("scratch", ATTN_ERR_SIZE, "scratch",
+           (x.shape[3] = w.shape[3] = TWO(56), x.stride[3] = w.stride[3] = 0));
     LINEAR("w in", ATTN_ERR_SHAPE, "w|4|5", w.shape[3] = 4);
     LINEAR("w out", ATTN_ERR_SHAPE, "w|6|7", w.shape[2] = 6);
     LINEAR("other layout", ATTN_ERR_SHAPE, "w|7|5",
@@ -2101,6 +2168,26 @@ MHA(batch_2_to_62, ATTN_ERR_SIZE, "x_q|4611686018427387904")
     c->out.shape[0] = TWO(62);
     c->x_q.data = c->x_k.data = c->x_v.data = c->out.data = nowhere();
 }
+/* Q, K, V and the heads take 3/4 of 2^63 bytes each: too much together. */
+MHA(scratch_beyond_memory, ATTN_ERR_SIZE, "scratch")
+{
+    c->x_k.shape[2] = c->x_v.shape[2] = TQ;
+    c->x_q.shape[0] = c->x_k.shape[0] = c->x_v.shape[0] = TWO(10);
+    c->x_q.stride[0] = c->x_k.stride[0] = c->x_v.stride[0] = 0;
+    c->out.shape[0] = TWO(10);
+    c->out.data = nowhere();
+    c->p.num_heads = c->p.num_kv_heads = 1;
+    c->w_q.shape[2] = c->w_k.shape[2] = TWO(49);
+    c->w_v.shape[2] = c->w_o.shape[3] = TWO(49);
+    c->w_q.stride[2] = c->w_k.stride[2] = 0;
+    c->w_v.stride[2] = c->w_o.stride[3] = 0;
+    c->p.b_q = c->p.b_k = c->p.b_v = NULL;
+}
+MHA(projection_beyond_int64, ATTN_ERR_SIZE, "projection")
+{
+    mha_scratch_beyond_memory(c);
+    c->w_q.shape[2] = c->w_k.shape[2] = TWO(55);
+}
 MHA(x_k_batch, ATTN_ERR_SHAPE, "x_k|x_q|1|2")
 {
     c->x_k.shape[0] = 1;
@@ -2271,6 +2358,16 @@ MHA(packed_bias_and_b_q, ATTN_ERR_VALUE, "b_qkv|b_q")
     use_packed(c);
     c->p.b_q = &c->b_q;
 }
+MHA(packed_bias_and_b_k, ATTN_ERR_VALUE, "b_qkv|b_k")
+{
+    c->p.b_q = c->p.b_v = NULL;
+    c->p.b_qkv = &c->b_qkv;
+}
+MHA(packed_bias_and_b_v, ATTN_ERR_VALUE, "b_qkv|b_v")
+{
+    c->p.b_q = c->p.b_k = NULL;
+    c->p.b_qkv = &c->b_qkv;
+}
 MHA(causal_without_align, ATTN_ERR_VALUE, "align")
 {
     c->a.causal = 1;
@@ -2349,7 +2446,7 @@ MHA(out_in_x_v, ATTN_ERR_OVERLAP, "out|x_v")
 {
     c->out.data = c->x_v.data;
 }
-MHA(out_in_w_q, ATTN_ERR_OVERLAP, "out|w_q")
+MHA(out_in_w_q, ATTN_ERR_OVERLAP, "out|shares memory")
 {
     c->out.data = c->w_q.data;
 }

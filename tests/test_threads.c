@@ -214,9 +214,10 @@ static void test_sdpa__bits_do_not_depend_on_threads(void **state)
     static const int32_t counts[] = {1, 2, 3, 7};
     kit_seed(5);
     for (size_t n = 0; n < COUNT(shapes); n++) {
-        for (int masked = 0; masked < 2; masked++) {
+        for (int masked = 0; masked < 3; masked++) {
             struct problem x;
             make_problem(&x, &shapes[n], masked == 1);
+            x.p.flags = masked == 2 ? ATTN_SDPA_BLAS_ONLY : 0;
             struct bits want = run(&x, NULL);
             for (size_t host = 0; host < COUNT(hosts); host++) {
                 for (size_t k = 0; k < COUNT(counts); k++) {
@@ -224,7 +225,7 @@ static void test_sdpa__bits_do_not_depend_on_threads(void **state)
                         make_context(counts[k], hosts[host].run, NULL);
                     struct bits met = run(&x, context);
                     if (!same_bits(&want, &met))
-                        fail_msg("shape %zu, mask %d, %s, %d threads: other "
+                        fail_msg("shape %zu, form %d, %s, %d threads: other "
                                  "bits",
                                  n, masked, hosts[host].name, (int)counts[k]);
                     drop_bits(&met);

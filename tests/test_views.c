@@ -444,6 +444,18 @@ static void test_views__zero_times_anything_is_countable(void **state)
     assert_int_equal(attn_view_matrix(&v, ATTN_F32, NULL, 5, 0, 1), ATTN_OK);
 }
 
+static void test_view_matrix__ld_times_rows_must_be_countable(void **state)
+{
+    (void)state;
+    attn_tensor v;
+    garbage(&v);
+    const attn_tensor before = v;
+    assert_int_equal(
+        attn_view_matrix(&v, ATTN_F32, memory, INT64_C(1) << 32, 1, BIG),
+        ATTN_ERR_SIZE);
+    assert_memory_equal(&v, &before, sizeof v);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -465,6 +477,7 @@ int main(void)
         cmocka_unit_test(test_views__packed_memory_counts_its_three_slots),
         cmocka_unit_test(test_views__the_largest_countable_size_is_taken),
         cmocka_unit_test(test_views__zero_times_anything_is_countable),
+        cmocka_unit_test(test_view_matrix__ld_times_rows_must_be_countable),
     };
     number_memory();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -172,6 +172,8 @@ static void next_rules(struct bytes *s, struct fuzzed *f)
     static const double scales[] = {0.0, 1.0, -0.5, 3.0, 1e-3};
     attn_sdpa_params *p = f->params;
     p->causal = one_in(s, 2);
+    if (one_in(s, 3))
+        p->flags |= ATTN_SDPA_BLAS_ONLY;
     p->align = (int32_t)below(s, 4);
     if (p->align == ATTN_ALIGN_OFFSET) {
         p->q_offset = one_in(s, 3) ? 0 : below(s, 40) - 20;

@@ -23,6 +23,8 @@
  *   ATTN_STUB_BLAS=pthread     OpenBLAS on pthreads, AVX2: at most 2^18
  *   ATTN_STUB_BLAS=serial      OpenBLAS without locks: any size, one caller
  *                              at a time
+ *   ATTN_STUB_BLAS=wide        OpenBLAS that says it has 64-bit integers,
+ *                              which must not be called at all
  */
 #include <cblas.h>
 #include <math.h>
@@ -34,7 +36,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { UNKNOWN, SMALL, PTHREAD, SERIAL };
+enum { UNKNOWN, SMALL, PTHREAD, SERIAL, WIDE };
 
 static int played(void)
 {
@@ -45,6 +47,8 @@ static int played(void)
         return SMALL;
     if (strcmp(name, "pthread") == 0)
         return PTHREAD;
+    if (strcmp(name, "wide") == 0)
+        return WIDE;
     return strcmp(name, "serial") == 0 ? SERIAL : UNKNOWN;
 }
 
@@ -60,7 +64,10 @@ int openblas_get_num_threads(void);
 char *openblas_get_config(void)
 {
     static char real[] = "OpenBLAS 0.3.21 NO_AFFINITY";
+    static char wide[] = "OpenBLAS 0.3.21 USE64BITINT NO_AFFINITY";
     static char other[] = "a strict stub";
+    if (played() == WIDE)
+        return wide;
     return played() == UNKNOWN ? other : real;
 }
 
@@ -130,6 +137,9 @@ static void demand_size(const char *call, int m, int n, int k, bool b_turned)
     const double products = (double)m * (double)n * (double)k;
     switch (played()) {
     case SERIAL:
+        break;
+    case WIDE:
+        demand(false, call, "a BLAS with 64-bit integers was called");
         break;
     case SMALL:
         demand(products <= 1e6, call, "more than 10^6 multiply-adds");
