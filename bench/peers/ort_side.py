@@ -50,7 +50,8 @@ def variants(row):
         names += ["gqa"] if row.kind == "causal" or grouped else []
     if row.dtype == "f64":  # of ai.onnx only
         names = [n for n in names if n not in ("mha", "gqa")]
-    return [n for n in names if materialised or n == "gqa"]
+    tiled = {"gqa", "mha"} if row.kind == "full" else {"gqa"}
+    return [n for n in names if materialised or n in tiled]
 
 
 class _Graph:

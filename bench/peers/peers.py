@@ -34,25 +34,23 @@ def parse():
                    help="rows whose name matches; see --list")
     p.add_argument("--list", action="store_true", help="names of the rows")
     p.add_argument("--threads", default="1,2", help="default 1,2")
-    p.add_argument("--rounds", type=int, default=0, help="default 10")
+    p.add_argument("--rounds", type=int, default=0, help="default 8")
     p.add_argument("--min-time", type=float, default=0.0, metavar="S",
-                   help="seconds for each contender of a row, default 0.2")
+                   help="seconds for each contender of a row, default 0.12")
     p.add_argument("--row-time", type=float, default=0.0, metavar="S",
-                   help="seconds after which rounds are saved, default 6")
+                   help="seconds after which rounds are saved, default 2.5")
     p.add_argument("--wait", choices=("active", "passive"), default="active",
                    help="may a rival's threads spin between its own calls?")
     p.add_argument("--clock", choices=("wall", "cpu"), default="wall",
-                   help="cpu: the thread's own time, for one thread on a "
-                   "busy machine")
+                   help="cpu: the thread's own time where there is one thread, "
+                   "for a busy machine")
     p.add_argument("--csv", metavar="FILE")
     p.add_argument("--markdown", metavar="FILE")
     options = p.parse_args()
-    if options.clock == "cpu" and options.threads != "1":
-        p.error("--clock cpu is for --threads 1")
     quick = options.quick
-    options.rounds = options.rounds or (6 if quick else 10)
-    options.min_time = options.min_time or (0.06 if quick else 0.2)
-    options.row_time = options.row_time or (1.2 if quick else 6.0)
+    options.rounds = options.rounds or (6 if quick else 8)
+    options.min_time = options.min_time or (0.06 if quick else 0.12)
+    options.row_time = options.row_time or (1.2 if quick else 2.5)
     return options
 
 
@@ -160,8 +158,8 @@ def facts(library, torch, options, seconds, kernels, notes):
     torch.set_num_threads(1)
     today = datetime.date.today().isoformat()
     return [
-        f"{today}, {machine()}; load average at the end "
-        f"{os.getloadavg()[0]:.1f}; {seconds / 60:.1f} minutes",
+        f"{today}, {machine()}; {seconds / 60:.1f} minutes, load averages "
+        "at the end " + " ".join(f"{x:.1f}" for x in os.getloadavg()),
         *library.info(),
         f"PyTorch {torch.__version__}, "
         f"{torch.backends.cpu.get_cpu_capability()}, "
@@ -173,7 +171,9 @@ def facts(library, torch, options, seconds, kernels, notes):
         f"ONNX Runtime {onnxruntime.__version__}, CPUExecutionProvider",
         f"rounds {options.rounds}, {options.min_time} s a "
         f"contender and row, rivals' waiting: {options.wait}, "
-        f"clock: {options.clock}",
+        f"clock: {options.clock}"
+        + (" (wall for 2 threads and more)" if options.clock == "cpu" else ""),
+        "options: " + " ".join(sys.argv[1:]),
         *dict.fromkeys(notes),
     ]
 
@@ -225,7 +225,10 @@ def main():
             for c in good:
                 for name in getattr(c, "kernels", []):
                     kernels.setdefault(c.name, set()).add(name)
-            times, rounds = timing.run(good, options, Sleeper(threads, notes))
+            cpu = options.clock == "cpu" and threads == 1
+            times, rounds = timing.run(good, options,
+                                       Sleeper(threads, notes),
+                                       timing.CLOCKS[cpu])
             results.append(report.Result(row, threads, times, errors,
                                          rounds))
             progress(results[-1])

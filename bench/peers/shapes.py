@@ -74,8 +74,8 @@ class Row:
         )
 
 
-# Contenders that hold all scores in memory take part up to as many: 1.5 GiB.
-SCORES_AT_MOST = 3 << 27
+# Contenders that hold all scores in memory take part up to as many: 0.5 GiB.
+SCORES_AT_MOST = 1 << 27
 
 
 def _rows():

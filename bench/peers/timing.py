@@ -11,7 +11,7 @@ ROUNDS_AT_LEAST = 3
 HOPELESS = 1.8
 # With one thread the CPU time of that thread is what a call would take on an
 # idle machine, when others take the processor away now and then.
-CLOCKS = {"wall": time.perf_counter_ns, "cpu": time.thread_time_ns}
+CLOCKS = {False: time.perf_counter_ns, True: time.thread_time_ns}
 
 
 class Times:
@@ -70,11 +70,10 @@ def _first_look(times, rest, clock):
     return keep
 
 
-def run(contenders, options, rest):
+def run(contenders, options, rest, clock):
     """Times of the contenders; `rest` is called after each burst and returns
     when the threads of the one that was active have gone to sleep."""
     times = [Times(c) for c in contenders]
-    clock = CLOCKS[options.clock]
     keep = _first_look(times, rest, clock)
     rounds = options.rounds
     calls = {}
