@@ -44,6 +44,9 @@ def parse():
     p.add_argument("--clock", choices=("wall", "cpu"), default="wall",
                    help="cpu: the thread's own time where there is one thread, "
                    "for a busy machine")
+    p.add_argument("--quiet", type=float, default=0.0, metavar="S",
+                   help="wait up to S seconds before each row of several "
+                   "threads until the machine is quiet")
     p.add_argument("--csv", metavar="FILE")
     p.add_argument("--markdown", metavar="FILE")
     options = p.parse_args()
@@ -179,6 +182,8 @@ def facts(library, torch, options, seconds, kernels, notes):
 
 
 def progress(result):
+    import report
+
     r = result
     ours = r.best("libattn")
     text = f"{r.threads}t {r.row.name:52s} "
@@ -188,7 +193,7 @@ def progress(result):
         if t is not None:
             text += f" {rival} {r.ratio(rival):5.2f} " \
                     f"({r.ratio(rival, 'median'):5.2f}) {t.contender.name:14s}"
-    print(text, flush=True)
+    print(text + report.mark(r), flush=True)
 
 
 def main():
@@ -204,6 +209,7 @@ def main():
     import torch
 
     import attn_side
+    import load
     import report
     import timing
     from arrays import Arrays
@@ -225,12 +231,15 @@ def main():
             for c in good:
                 for name in getattr(c, "kernels", []):
                     kernels.setdefault(c.name, set()).add(name)
+            if threads > 1:
+                load.wait_for_quiet(options.quiet)
+            others = load.Others()
             cpu = options.clock == "cpu" and threads == 1
             times, rounds = timing.run(good, options,
                                        Sleeper(threads, notes),
                                        timing.CLOCKS[cpu])
             results.append(report.Result(row, threads, times, errors,
-                                         rounds))
+                                         rounds, others.share()))
             progress(results[-1])
             for t in times:
                 t.contender = Label(t.contender)

@@ -9,16 +9,25 @@ FIELDS = [
     "row", "family", "kind", "layout", "dtype", "batch", "heads", "kv_heads",
     "q_len", "kv_len", "width", "threads", "rival", "variant", "calls",
     "rounds", "min_s", "median_s", "gflops", "kv_gb_s", "max_error",
-    "rms_error",
+    "rms_error", "others",
 ]
+
+
+# Rows of this much foreign load are marked.
+DISTURBED = 0.1
+
+
+def mark(result):
+    return " †" if result.others > DISTURBED else ""
 
 
 class Result:
     """One row at one thread count: times and errors of each contender."""
 
-    def __init__(self, row, threads, times, errors, rounds):
+    def __init__(self, row, threads, times, errors, rounds, others):
         self.row, self.threads = row, threads
         self.times, self.errors, self.rounds = times, errors, rounds
+        self.others = others  # share of the processors
 
     def of(self, rival):
         return [t for t in self.times if t.contender.rival == rival]
@@ -61,7 +70,7 @@ def write_csv(path, results):
                      t.calls, r.rounds, f"{t.minimum:.9f}",
                      f"{t.median:.9f}", f"{row.flops / t.minimum / 1e9:.2f}",
                      f"{row.kv_bytes / t.minimum / 1e9:.2f}",
-                     f"{errors[0]:.3e}", f"{errors[1]:.3e}"]
+                     f"{errors[0]:.3e}", f"{errors[1]:.3e}", f"{r.others:.2f}"]
                 )
 
 
@@ -134,7 +143,7 @@ def _table(results):
     ]
     rivals = ("libattn", "torch", "ort")
     for r in results:
-        name = r.row.name
+        name = r.row.name + mark(r)
         if r.row.kind == "decode":
             t = r.best("libattn")
             name += f" ({r.row.kv_bytes / t.minimum / 1e9:.1f} GB/s)"
@@ -157,7 +166,8 @@ def _below(results):
             if ratio is not None and ratio < BAR:
                 median = r.ratio(rival, "median")
                 lines.append(
-                    f"- {r.row.name}, {r.threads} thread(s): {ratio:.2f} "
+                    f"- {r.row.name}{mark(r)}, {r.threads} thread(s): "
+                    f"{ratio:.2f} "
                     f"(medians {median:.2f}) against {text}'s "
                     f"{r.best(rival).contender.name}"
                 )
@@ -165,24 +175,41 @@ def _below(results):
 
 
 def _inexact(results):
-    lines = []
-    for r in results:
-        ours = r.error("libattn")
-        for rival, text in NAMES.items():
+    """Rows of the first thread count: libattn's bits do not depend on it."""
+    lines = [
+        "| row | max / PyTorch's | rms / PyTorch's | max / ORT's |"
+        " rms / ORT's |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    first = min(r.threads for r in results)
+    for r in (r for r in results if r.threads == first):
+        ours, cells, above = r.error("libattn"), [], False
+        for rival in NAMES:
             theirs = r.error(rival)
-            if theirs is None:
-                continue
-            which = [
-                f"{what} {a:.2e} against {b:.2e}"
-                for what, a, b in zip(("max", "rms"), ours, theirs)
-                if a > b
-            ]
-            if which:
-                lines.append(
-                    f"- {r.row.name}, {r.threads} thread(s), {text}: "
-                    + ", ".join(which)
-                )
-    return lines or ["None."]
+            for i in range(2):
+                if theirs is None:
+                    cells.append("-")
+                    continue
+                ratio = ours[i] / theirs[i] if theirs[i] else math.inf
+                ratio = 1.0 if ours[i] == theirs[i] else ratio
+                above |= ratio > 1.0
+                text = f"{ratio:.2f}"
+                cells.append(f"**{text}**" if ratio > 1.0 else text)
+        if above:
+            lines.append(f"| {r.row.name} | " + " | ".join(cells) + " |")
+    return lines if len(lines) > 2 else ["None."]
+
+
+def _count(results):
+    """How often libattn's error is not above PyTorch's, of how many rows."""
+    first = min(r.threads for r in results)
+    some = [r for r in results
+            if r.threads == first and r.error("torch") is not None]
+    good = [sum(r.error("libattn")[i] <= r.error("torch")[i] for r in some)
+            for i in range(2)]
+    return [f"Not above PyTorch's: the largest error in {good[0]}, the root "
+            f"mean square in {good[1]} of {len(some)} rows. What is above a "
+            "rival's (in bold):", ""]
 
 
 INTRO = """\
@@ -190,7 +217,9 @@ GFLOP/s count 4 B H Tq Tk D for full, causal, padded and decode rows alike.
 Speeds are from the shortest call, in brackets from the median of the rounds;
 ratios are the rival's time over libattn's, so above 1 libattn is faster, of
 the rival's fastest variant; errors are the largest and the root mean square
-of the absolute difference from the reference over the sampled rows."""
+of the absolute difference from the reference over the sampled rows. In rows
+marked † other processes took more than a tenth of the processors: with several
+threads, whoever waits for all of them at a barrier loses most by that."""
 
 
 def markdown(results, facts):
@@ -203,5 +232,6 @@ def markdown(results, facts):
                   "Geometric means of the ratios (number of rows):", ""]
         lines += [*_means(some), "", *_table(some), ""]
     lines += [f"## Ratios below {BAR}", "", *_below(results), ""]
-    lines += ["## Errors above a rival's", "", *_inexact(results), ""]
+    lines += ["## Errors above a rival's", "", *_count(results),
+              *_inexact(results), ""]
     return "\n".join(lines)
