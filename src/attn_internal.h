@@ -6,6 +6,7 @@
  *   0  attn_internal.h real_f32.h real_f64.h
  *   1  status check alloc threads cpu view context    kernels/
  *   2  gemm softmax mask heads linear                 (linear also uses gemm)
+ *      rotary alibi merge
  *   3  sdpa                                           4  mha
  */
 #ifndef ATTN_INTERNAL_H

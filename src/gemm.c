@@ -300,8 +300,10 @@ static const struct tile_rule {
     int64_t most_elements; /* of keys times width */
 } tile_rules[3][2] = {
     [ATTN__BLAS_SMALL] = {{64, 240, 15625}, {32, 256, 16384}},
-    [ATTN__BLAS_LIMITED] = {{64, 256, 4096}, {64, 256, 4096}},
-    [ATTN__BLAS_FREE] = {{192, 384, INT64_MAX}, {96, 384, INT64_MAX}},
+    /* 64 x 64 x 64 is the limit; wider heads are split into such products. */
+    [ATTN__BLAS_LIMITED] = {{64, 64, INT64_MAX}, {64, 64, INT64_MAX}},
+    /* Best of 64..256 x 64..384 with OpenBLAS's Haswell kernels. */
+    [ATTN__BLAS_FREE] = {{192, 320, INT64_MAX}, {128, 384, INT64_MAX}},
 };
 
 static const struct tile_rule *rule_for(const attn__blas *blas,

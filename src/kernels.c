@@ -36,6 +36,11 @@
 #define GENERIC_MAX(a, b) \
     ((V)(((VI)(a) & ((a) > (b))) | ((VI)(b) & ~((a) > (b)))))
 
+/* A bit per lane; -inf in the lanes whose bit is 0. */
+#define GENERIC_BITS(condition) N(bits_of)(condition)
+#define GENERIC_KEEP(v, bits) \
+    SELECT((((VI){0} + (I)(bits)) & (VI){IOTA}) != (VI){0}, v, SPLAT(R_NEG_INF))
+
 /* clang-format off */
 /*
  * 2^f for |f| <= 1/2 is 1 + f q(f), q of degree 5 (float) or 10 (double): the
@@ -88,6 +93,16 @@
 #define LEVEL generic
 #define TARGET
 #define VECTOR_BYTES 16
+#if defined(__SSE2__)
+#define BYTE_STEP 16
+#define NONZERO_BYTES(p)                                         \
+    ((uint64_t)(0xffff ^ _mm_movemask_epi8(_mm_cmpeq_epi8(       \
+                             _mm_loadu_si128((const void *)(p)), \
+                             _mm_setzero_si128()))))
+#else
+#define BYTE_STEP 1
+#define NONZERO_BYTES(p) ((uint64_t)(*(p) != 0))
+#endif
 
 #include "real_f32.h"
 #define SUFFIX f32
@@ -95,6 +110,8 @@
 #define ZIP_HI ZIP4_HI
 #define IOTA IOTA4
 #define V_MAX(a, b) GENERIC_MAX(a, b)
+#define V_BITS(c) GENERIC_BITS(c)
+#define V_KEEP(v, bits) GENERIC_KEEP(v, bits)
 #define V_FMA(a, b, c) ((a) * (b) + (c))
 #include "kernels/kernels_tmpl.h"
 
@@ -104,24 +121,34 @@
 #define ZIP_HI ZIP2_HI
 #define IOTA IOTA2
 #define V_MAX(a, b) GENERIC_MAX(a, b)
+#define V_BITS(c) GENERIC_BITS(c)
+#define V_KEEP(v, bits) GENERIC_KEEP(v, bits)
 #define V_FMA(a, b, c) ((a) * (b) + (c))
 #include "kernels/kernels_tmpl.h"
 
 #undef LEVEL
 #undef TARGET
 #undef VECTOR_BYTES
+#undef BYTE_STEP
+#undef NONZERO_BYTES
 
 #if defined(__x86_64__)
 /* ---------------------------------------------------------------- AVX2 -- */
 #define LEVEL avx2
 #define TARGET __attribute__((target("avx2,fma")))
 #define VECTOR_BYTES 32
+#define BYTE_STEP 32
+#define NONZERO_BYTES(p)                                          \
+    ((uint64_t)(uint32_t)~_mm256_movemask_epi8(_mm256_cmpeq_epi8( \
+        _mm256_loadu_si256((const void *)(p)), _mm256_setzero_si256())))
 
 #include "real_f32.h"
 #define SUFFIX f32
 #define ZIP_LO ZIP8_LO
 #define ZIP_HI ZIP8_HI
 #define IOTA IOTA8
+#define V_BITS(c) _mm256_movemask_ps((__m256)(c))
+#define V_KEEP(v, bits) GENERIC_KEEP(v, bits)
 #define V_MAX(a, b) ((V)_mm256_max_ps((__m256)(a), (__m256)(b)))
 #define V_FMA(a, b, c) \
     ((V)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
@@ -132,6 +159,8 @@
 #define ZIP_LO ZIP4_LO
 #define ZIP_HI ZIP4_HI
 #define IOTA IOTA4
+#define V_BITS(c) _mm256_movemask_pd((__m256d)(c))
+#define V_KEEP(v, bits) GENERIC_KEEP(v, bits)
 #define V_MAX(a, b) ((V)_mm256_max_pd((__m256d)(a), (__m256d)(b)))
 #define V_FMA(a, b, c) \
     ((V)_mm256_fmadd_pd((__m256d)(a), (__m256d)(b), (__m256d)(c)))
@@ -140,17 +169,27 @@
 #undef LEVEL
 #undef TARGET
 #undef VECTOR_BYTES
+#undef BYTE_STEP
+#undef NONZERO_BYTES
 
 /* ------------------------------------------------------------- AVX-512 -- */
 #define LEVEL avx512
 #define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma")))
 #define VECTOR_BYTES 64
+#define BYTE_STEP 64
+#define NONZERO_BYTES(p)                                    \
+    ((uint64_t)_mm512_test_epi8_mask(_mm512_loadu_si512(p), \
+                                     _mm512_loadu_si512(p)))
 
 #include "real_f32.h"
 #define SUFFIX f32
 #define ZIP_LO ZIP16_LO
 #define ZIP_HI ZIP16_HI
 #define IOTA IOTA16
+#define V_BITS(c) _mm512_movepi32_mask((__m512i)(c))
+#define V_KEEP(v, bits)                                                 \
+    ((V)_mm512_mask_mov_ps((__m512)SPLAT(R_NEG_INF), (__mmask16)(bits), \
+                           (__m512)(v)))
 #define V_MAX(a, b) ((V)_mm512_max_ps((__m512)(a), (__m512)(b)))
 #define V_FMA(a, b, c) \
     ((V)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
@@ -161,6 +200,10 @@
 #define ZIP_LO ZIP8_LO
 #define ZIP_HI ZIP8_HI
 #define IOTA IOTA8
+#define V_BITS(c) _mm512_movepi64_mask((__m512i)(c))
+#define V_KEEP(v, bits)                                                 \
+    ((V)_mm512_mask_mov_pd((__m512d)SPLAT(R_NEG_INF), (__mmask8)(bits), \
+                           (__m512d)(v)))
 #define V_MAX(a, b) ((V)_mm512_max_pd((__m512d)(a), (__m512d)(b)))
 #define V_FMA(a, b, c) \
     ((V)_mm512_fmadd_pd((__m512d)(a), (__m512d)(b), (__m512d)(c)))
@@ -169,6 +212,8 @@
 #undef LEVEL
 #undef TARGET
 #undef VECTOR_BYTES
+#undef BYTE_STEP
+#undef NONZERO_BYTES
 #endif
 
 #if defined(__x86_64__)

@@ -15,10 +15,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
 /* --------------------------------------------------------------- Ranges -- */
 
 /* a + b, at the end of the range where it would overflow: positions may be
@@ -125,25 +121,6 @@ static uint64_t interval_bits(int64_t begin, int64_t end, int64_t first)
     return below_end & ~below_begin;
 }
 
-/* Bit t = (byte t is not 0), for n <= 64 adjacent bytes. */
-static uint64_t nonzero_bits(const unsigned char *bytes, int64_t n)
-{
-    uint64_t bits = 0;
-    int64_t t = 0;
-
-#if defined(__SSE2__)
-    for (; t + 16 <= n; t += 16) {
-        __m128i x = _mm_loadu_si128((const __m128i *)(const void *)(bytes + t));
-        unsigned zero =
-            (unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(x, _mm_setzero_si128()));
-        bits |= (uint64_t)(zero ^ 0xffffu) << t;
-    }
-#endif
-    for (; t < n; t++)
-        bits |= (uint64_t)(bytes[t] != 0) << t;
-    return bits;
-}
-
 /* Bit t = (number t is not -inf), for n <= 64 numbers `stride` bytes apart. */
 static uint64_t not_neg_inf_bits(const unsigned char *data, int64_t stride,
                                  int64_t n, attn_dtype dtype)
@@ -177,8 +154,6 @@ static uint64_t mask_bits(const attn__mask_view *m, const unsigned char *row,
         bits = bits ? all : 0;
     } else if (m->kind == ATTN_MASK_ADD) {
         bits = not_neg_inf_bits(row, stride, n, dtype);
-    } else if (stride == 1) {
-        bits = nonzero_bits(row, n);
     } else {
         for (int64_t t = 0; t < n; t++)
             bits |= (uint64_t)(row[t * stride] != 0) << t;
@@ -195,81 +170,108 @@ static const unsigned char *mask_row(const attn__mask_view *m,
            lanes->i[lane] * m->stride[2] + key * m->stride[3];
 }
 
-/* ANDs one mask into the bits of every lane. */
+/* ANDs one mask into the bits of every lane: rows of adjacent entries by the
+ * kernels, others one by one. */
 static void and_mask(attn__tile_bits *bits, const attn__mask_view *m,
                      const attn__sequence *s, const attn__lanes *lanes,
                      int64_t key, int64_t keys, attn_dtype dtype)
 {
-    uint64_t words[ATTN__KEY_WORDS] = {0};
-    const unsigned char *known = NULL;
-    int64_t num_words = attn__ceil_div(keys, 64);
+    const unsigned char *rows[ATTN__MAX_LANES];
+    const float *rows_f32[ATTN__MAX_LANES];
+    const double *rows_f64[ATTN__MAX_LANES];
+    int64_t stride = m->stride[3];
+    /* The next tile, or the first one of the next block. */
+    int64_t ahead = keys;
 
+    if (key + keys >= lanes->high)
+        ahead = lanes->low - key -
+                (lanes->i[lanes->n - 1] - lanes->i[0] + 1) * m->stride[2];
     for (int64_t l = 0; l < lanes->n; l++) {
-        const unsigned char *row = mask_row(m, s, lanes, l, key);
-        if (row != known)
-            for (int64_t w = 0; w < num_words; w++)
-                words[w] = mask_bits(m, row + 64 * w * m->stride[3],
-                                     MIN(keys - 64 * w, 64), dtype);
-        known = row;
-        for (int64_t w = 0; w < num_words; w++)
-            bits->by_lane[l][w] &= words[w];
+        rows[l] = mask_row(m, s, lanes, l, key);
+        rows_f32[l] = (const float *)(const void *)rows[l];
+        rows_f64[l] = (const double *)(const void *)rows[l];
     }
+    if (m->kind != ATTN_MASK_ADD && stride == 1) {
+        attn__kernels_get_f32()->byte_bits(rows, lanes->n, keys,
+                                           m->kind == ATTN_MASK_DROP, ahead,
+                                           bits->by_lane);
+        return;
+    }
+    if (m->kind == ATTN_MASK_ADD && dtype == ATTN_F32 &&
+        stride == (int64_t)sizeof(float)) {
+        attn__kernels_get_f32()->number_bits(rows_f32, lanes->n, keys,
+                                             bits->by_lane);
+        return;
+    }
+    if (m->kind == ATTN_MASK_ADD && dtype == ATTN_F64 &&
+        stride == (int64_t)sizeof(double)) {
+        attn__kernels_get_f64()->number_bits(rows_f64, lanes->n, keys,
+                                             bits->by_lane);
+        return;
+    }
+    for (int64_t l = 0; l < lanes->n; l++)
+        for (int64_t w = 0; 64 * w < keys; w++)
+            bits->by_lane[l][w] &= mask_bits(m, rows[l] + 64 * w * stride,
+                                             MIN(keys - 64 * w, 64), dtype);
 }
 
-/* Transposes a 64 x 64 matrix of bits: swaps quarters, then quarters of
- * quarters, and so on. */
-static void transpose_64(uint64_t x[64])
-{
-    uint64_t keep = 0x00000000ffffffff;
-
-    for (int step = 32; step > 0; step /= 2, keep ^= keep << step)
-        for (int a = 0; a < 64; a = (a + step + 1) & ~step) {
-            uint64_t swap = ((x[a] >> step) ^ x[a + step]) & keep;
-            x[a] ^= swap << step;
-            x[a + step] ^= swap;
-        }
-}
-
+/* 64 x 64 bits at a time; blocks without a hidden key need no transposing. */
 static void bits_by_key(attn__tile_bits *bits, int64_t lanes, int64_t keys)
 {
     for (int64_t lane = 0; lane < lanes; lane += 64)
         for (int64_t w = 0; 64 * w < keys; w++) {
-            uint64_t block[64];
-            for (int64_t a = 0; a < 64; a++)
+            uint64_t block[64], full = interval_bits(0, keys, 64 * w);
+            uint64_t missing = 0;
+            for (int64_t a = 0; a < 64; a++) {
                 block[a] =
                     lane + a < lanes ? bits->by_lane[lane + a][w] : UINT64_MAX;
-            transpose_64(block);
+                missing |= ~block[a] & full;
+            }
+            if (missing)
+                attn__kernels_get_f32()->transpose_bits(block);
             for (int64_t a = 0; a < 64 && 64 * w + a < keys; a++)
-                bits->by_key[64 * w + a][lane / 64] = block[a];
+                bits->by_key[64 * w + a][lane / 64] =
+                    missing ? block[a] : UINT64_MAX;
         }
+}
+
+/* All keys of a tile, by words. */
+static void full_bits(uint64_t full[ATTN__KEY_WORDS], int64_t keys)
+{
+    for (int64_t w = 0; w < ATTN__KEY_WORDS; w++)
+        full[w] = interval_bits(0, keys, 64 * w);
 }
 
 /* Bits of the rules without memory. */
 static void range_bits(attn__tile_bits *bits, const attn__lanes *lanes,
-                       int64_t key, int64_t keys)
+                       int64_t key, int64_t num_words,
+                       const uint64_t full[ATTN__KEY_WORDS])
 {
     for (int64_t l = 0; l < lanes->n; l++) {
         const attn__range *r = &lanes->range[l];
-        for (int64_t w = 0; 64 * w < keys; w++) {
+        uint64_t *words = bits->by_lane[l];
+        for (int64_t w = 0; w < num_words; w++)
+            words[w] = full[w];
+        for (int64_t w = 0; lanes->bounded && w < num_words; w++) {
             int64_t first = key + 64 * w;
-            uint64_t x = interval_bits(key, key + keys, first);
-            if (lanes->bounded)
-                x &= interval_bits(r->low, r->high, first) |
-                     interval_bits(r->keep_low, r->keep_high, first);
-            bits->by_lane[l][w] = x;
+            if (first >= r->low && first + 64 <= r->high)
+                continue; /* all of them */
+            words[w] &= interval_bits(r->low, r->high, first) |
+                        interval_bits(r->keep_low, r->keep_high, first);
         }
     }
 }
 
 static attn__tile_state state_of(const attn__tile_bits *bits, int64_t lanes,
-                                 int64_t keys)
+                                 int64_t num_words,
+                                 const uint64_t full[ATTN__KEY_WORDS])
 {
     uint64_t any = 0, missing = 0;
 
     for (int64_t l = 0; l < lanes; l++)
-        for (int64_t w = 0; 64 * w < keys; w++) {
+        for (int64_t w = 0; w < num_words; w++) {
             any |= bits->by_lane[l][w];
-            missing |= bits->by_lane[l][w] ^ interval_bits(0, keys, 64 * w);
+            missing |= bits->by_lane[l][w] ^ full[w];
         }
     if (!any)
         return ATTN__TILE_EMPTY;
@@ -283,15 +285,18 @@ attn__tile_state attn__tile_visibility(attn__tile_bits *bits,
                                        int64_t keys, attn_dtype dtype)
 {
     bool inside = key >= lanes->all_low && key + keys <= lanes->all_high;
+    int64_t num_words = attn__ceil_div(keys, 64);
+    uint64_t full[ATTN__KEY_WORDS];
     attn__tile_state state;
 
     ASSERT(keys > 0 && keys <= ATTN__MAX_KEYS);
     if (inside && v->num_masks == 0)
         return ATTN__TILE_FULL;
-    range_bits(bits, lanes, key, keys);
+    full_bits(full, keys);
+    range_bits(bits, lanes, key, num_words, full);
     for (int32_t m = 0; m < v->num_masks; m++)
         and_mask(bits, &v->masks[m], s, lanes, key, keys, dtype);
-    state = state_of(bits, lanes->n, keys);
+    state = state_of(bits, lanes->n, num_words, full);
     if (state == ATTN__TILE_MIXED)
         bits_by_key(bits, lanes->n, keys);
     return state;

@@ -79,13 +79,13 @@ attn__tile_state attn__tile_visibility(attn__tile_bits *bits,
                                        const attn__lanes *lanes, int64_t key,
                                        int64_t keys, attn_dtype dtype);
 
-/* Scores of a tile with everything applied: ADD masks added, hidden ones -inf.
- * The state is that of the tile (not EMPTY). gather has room for as many
- * elements as the tile: rows of masks whose keys are not adjacent. */
+/* Adds the ADD masks to the scores of a tile, stored by key. gather has room
+ * for as many elements as the tile: rows of masks whose keys are not adjacent.
+ * What is hidden is left to the softmax, which takes bits->by_key.
+ * Or to scores by rows, where what is hidden becomes -inf too. */
 #define ATTN__DECLARE_MASK(R, suffix)                                \
-    void attn__mask_tile_##suffix(                                   \
+    void attn__add_masks_##suffix(                                   \
         R *s, int64_t ld, int64_t keys, int64_t padded_lanes,        \
-        const attn__tile_bits *bits, attn__tile_state state,         \
         const attn__visibility *v, const attn__sequence *seq,        \
         const attn__lanes *lanes, int64_t key, R *gather);           \
     void attn__mask_rows_of_##suffix(                                \

@@ -27,21 +27,18 @@ static void XI(mask_rows)(const attn__mask_view *m, const attn__sequence *s,
     }
 }
 
-void XI(mask_tile)(R *s, int64_t ld, int64_t keys, int64_t padded_lanes,
-                   const attn__tile_bits *bits, attn__tile_state state,
+void XI(add_masks)(R *s, int64_t ld, int64_t keys, int64_t padded_lanes,
                    const attn__visibility *v, const attn__sequence *seq,
                    const attn__lanes *lanes, int64_t key, R *gather)
 {
     const R *rows[ATTN__MAX_LANES];
 
-    for (int32_t m = 0; m < v->num_masks && v->num_add > 0; m++) {
+    for (int32_t m = 0; m < v->num_masks; m++) {
         if (v->masks[m].kind != ATTN_MASK_ADD)
             continue;
         XI(mask_rows)(&v->masks[m], seq, lanes, key, keys, gather, rows);
         XI(kernels_get)()->add_rows(s, ld, keys, padded_lanes, rows, lanes->n);
     }
-    if (state == ATTN__TILE_MIXED)
-        XI(kernels_get)()->hide(s, ld, keys, padded_lanes, bits->by_key[0]);
 }
 
 /* The same for scores by rows: a row is a lane, its keys are adjacent. */

@@ -39,17 +39,17 @@ static void XI(add_values_by_rows)(XI(block) * b, attn__tile_state state,
 {
     const attn__sdpa *p = b->p;
     int64_t ld, s_ld = XI(row_ld)(keys);
-    bool careful;
-    const R *v = XI(values_of_tile)(b, state, key, keys, &ld, &careful);
+    bool clean = b->careful && state == ATTN__TILE_MIXED;
+    const R *v = XI(values_of_tile)(b, key, keys, clean, &ld);
 
     b->kernels->add_rows_of(
         b->w.o_rows, p->v_width, b->w.lanes->n, b->w.s_rows, s_ld, v, ld, keys,
         p->v_width,
         XI(row_soon)(&p->k, b->k, key + keys, b->t->s.kv_len - keys),
         p->k.stride[2]);
-    if (careful)
+    if (clean)
         XI(add_nonfinite)
-        (b, key, keys, b->w.s_rows, 1, s_ld, b->w.o_rows, 1, p->v_width);
+    (b, key, keys, b->w.s_rows, 1, s_ld, b->w.o_rows, 1, p->v_width);
 }
 
 /* Tiles [begin, end): as XI(attend). */

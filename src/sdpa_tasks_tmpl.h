@@ -16,6 +16,25 @@ static void XI(use_partial)(const run *r, XI(block) * b, int64_t number,
     *seen = b->w.l + b->padded;
 }
 
+static void XI(compute_block)(XI(block) * b, const XI(tiles) * tiles,
+                              int64_t begin, int64_t end)
+{
+    XI(reset)(b);
+    if (b->by_rows)
+        XI(attend_by_rows)(b, tiles, begin, end);
+    else
+        XI(attend)(b, tiles, begin, end);
+}
+
+/* Is there output that is not finite, though some keys may be hidden? */
+static bool XI(may_have_leaked)(const XI(block) * b)
+{
+    const attn__visibility *v = &b->p->visibility;
+
+    return (b->w.lanes->bounded || v->num_masks > 0) &&
+           b->kernels->nonfinite(b->w.ot, b->padded, b->p->v_width, b->padded);
+}
+
 static void XI(compute_task)(void *data, int64_t index, int32_t worker)
 {
     const run *r = data;
@@ -32,11 +51,11 @@ static void XI(compute_task)(void *data, int64_t index, int32_t worker)
     XI(pack_queries)(&b);
     begin = count * t.split / t.c.splits;
     end = count * (t.split + 1) / t.c.splits;
-    XI(reset)(&b);
-    if (b.by_rows)
-        XI(attend_by_rows)(&b, &tiles, begin, end);
-    else
-        XI(attend)(&b, &tiles, begin, end);
+    XI(compute_block)(&b, &tiles, begin, end);
+    if (XI(may_have_leaked)(&b)) {
+        b.careful = true;
+        XI(compute_block)(&b, &tiles, begin, end);
+    }
     if (seen)
         for (int64_t l = 0; l < b.padded; l++)
             seen[l] = b.w.seen[l];
@@ -190,10 +209,11 @@ static void XI(weights_block)(const run *r, XI(block) * b)
     for (int64_t index = 0; index < count; index++) {
         int64_t keys;
         int64_t key = XI(tile_keys)(&tiles, index, &keys);
-        attn__tile_state state = XI(masked_scores)(b, key, keys);
+        attn__tile_state state = XI(tile_scores)(b, key, keys);
         if (state == ATTN__TILE_EMPTY)
             continue;
-        b->kernels->exp(b->w.s, b->padded, keys, b->padded, b->w.m, b->mode);
+        b->kernels->exp(b->w.s, b->padded, keys, b->padded, b->w.m, b->mode,
+                        XI(hidden)(b, state));
         if (any_odd)
             XI(odd_weights)(b, state, keys);
         if (p->wants_weights) {

@@ -27,9 +27,10 @@ static void XI(scores_from_rows)(XI(block) * b, int64_t key, int64_t keys)
                 l < b->w.lanes->n ? b->w.s_rows[l * ld + j] : K(0.0);
 }
 
-/* Scores of a tile with masks; EMPTY if there is nothing to compute. */
-static attn__tile_state XI(masked_scores)(XI(block) * b, int64_t key,
-                                          int64_t keys)
+/* Scores of a tile with what masks add; EMPTY if there is nothing to compute,
+ * MIXED if some are hidden. */
+static attn__tile_state XI(tile_scores)(XI(block) * b, int64_t key,
+                                        int64_t keys)
 {
     const attn__sdpa *p = b->p;
     const task *t = b->t;
@@ -42,11 +43,17 @@ static attn__tile_state XI(masked_scores)(XI(block) * b, int64_t key,
         XI(scores_from_rows)(b, key, keys);
     else
         XI(scores)(b, key, keys);
-    if (state == ATTN__TILE_MIXED || p->visibility.num_add > 0)
-        XI(mask_tile)
-    (b->w.s, b->padded, keys, b->padded, b->w.bits, state, &p->visibility,
-     &t->s, b->w.lanes, key, b->w.gather);
+    if (p->visibility.num_add > 0)
+        XI(add_masks)
+    (b->w.s, b->padded, keys, b->padded, &p->visibility, &t->s, b->w.lanes, key,
+     b->w.gather);
     return state;
+}
+
+/* The bits by key for the softmax of a tile. */
+static const uint64_t *XI(hidden)(const XI(block) * b, attn__tile_state state)
+{
+    return state == ATTN__TILE_MIXED ? b->w.bits->by_key[0] : NULL;
 }
 
 static void XI(add_values)(XI(block) * b, attn__tile_state state, int64_t key,
@@ -54,15 +61,15 @@ static void XI(add_values)(XI(block) * b, attn__tile_state state, int64_t key,
 {
     const attn__sdpa *p = b->p;
     int64_t ld;
-    bool careful;
-    const R *v = XI(values_of_tile)(b, state, key, keys, &ld, &careful);
+    bool clean = b->careful && state == ATTN__TILE_MIXED;
+    const R *v = XI(values_of_tile)(b, key, keys, clean, &ld);
 
     XI(gemm)
     (&p->blas, true, p->v_width, b->padded, keys, v, ld, b->w.s, b->padded,
      !first, b->w.ot, b->padded);
-    if (careful)
+    if (clean)
         XI(add_nonfinite)
-        (b, key, keys, b->w.s, b->padded, 1, b->w.ot, b->padded, 1);
+    (b, key, keys, b->w.s, b->padded, 1, b->w.ot, b->padded, 1);
 }
 
 /* Tiles [begin, end) of the block: afterwards ot, m, l and seen hold the
@@ -75,12 +82,13 @@ static void XI(attend)(XI(block) * b, const XI(tiles) * tiles, int64_t begin,
     for (int64_t index = begin; index < end; index++) {
         int64_t keys;
         int64_t key = XI(tile_keys)(tiles, index, &keys);
-        attn__tile_state state = XI(masked_scores)(b, key, keys);
+        attn__tile_state state = XI(tile_scores)(b, key, keys);
         bool moved;
         if (state == ATTN__TILE_EMPTY)
             continue;
         moved = b->kernels->softmax(b->w.s, b->padded, keys, b->padded, b->w.m,
-                                    b->w.l, b->w.alpha, b->mode);
+                                    b->w.l, b->w.alpha, b->mode,
+                                    XI(hidden)(b, state));
         if (moved && !first)
             b->kernels->rescale(b->w.ot, b->padded, b->p->v_width, b->padded,
                                 b->w.alpha);

@@ -43,19 +43,28 @@ enum {
          * replaces; a finite sum stays finite (see mask.h). */                \
         void (*add_rows)(R * s, int64_t ld, int64_t keys, int64_t lanes,       \
                          const R *const *rows, int64_t n);                     \
-        /* Where bit `lane` of words[j * ATTN__LANE_WORDS ..] is 0:            \
-         * s[j][lane] = -inf. */                                               \
-        void (*hide)(R * s, int64_t ld, int64_t keys, int64_t lanes,           \
-                     const uint64_t *words);                                   \
+        /* Bits of masks by rows, ANDed: bit j of by_lane[i] stays if byte j   \
+         * of rows[i] is not 0 (is 0, if drop), or number j is not -inf.       \
+         * Bits from `keys` on become 0. What lies `ahead` bytes on is asked   \
+         * for. */                                                             \
+        void (*byte_bits)(const unsigned char *const *rows, int64_t n,         \
+                          int64_t keys, bool drop, int64_t ahead,              \
+                          uint64_t (*by_lane)[ATTN__KEY_WORDS]);               \
+        void (*number_bits)(const R *const *rows, int64_t n, int64_t keys,     \
+                            uint64_t (*by_lane)[ATTN__KEY_WORDS]);             \
+        /* x[a] bit b <-> x[b] bit a */                                        \
+        void (*transpose_bits)(uint64_t x[64]);                                \
         /* Online softmax of one tile: m the running maximum, l the running    \
          * sum, s becomes the weights relative to the new m. Old sums and      \
          * outputs must be multiplied by alpha: l is, here; true is returned   \
-         * if any alpha is not 1. */                                           \
+         * if any alpha is not 1. Where bit `lane` of words[j *                \
+         * ATTN__LANE_WORDS ..] is 0 the score counts as -inf, whatever it is; \
+         * words NULL: nowhere. */                                             \
         bool (*softmax)(R * s, int64_t ld, int64_t keys, int64_t lanes, R *m,  \
-                        R *l, R *alpha, int mode);                             \
-        /* s[j][lane] = weight relative to m. */                               \
+                        R *l, R *alpha, int mode, const uint64_t *words);      \
+        /* s[j][lane] = weight relative to m, with words as above. */          \
         void (*exp)(R * s, int64_t ld, int64_t keys, int64_t lanes,            \
-                    const R *m, int mode);                                     \
+                    const R *m, int mode, const uint64_t *words);              \
         /* o[e * ld + lane] *= alpha[lane] */                                  \
         void (*rescale)(R * o, int64_t ld, int64_t width, int64_t lanes,       \
                         const R *alpha);                                       \

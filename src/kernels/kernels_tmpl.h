@@ -4,7 +4,9 @@
  *   SUFFIX LEVEL   pasted into names     TARGET         function attribute
  *   VECTOR_BYTES   of a vector           ZIP_LO ZIP_HI IOTA   index lists
  *   V_MAX V_FMA    on vectors
- * and this file forgets SUFFIX, ZIP_*, IOTA, V_MAX and V_FMA at its end.
+ *   V_BITS V_KEEP  a bit per lane from a condition; -inf where a bit is 0
+ *   BYTE_STEP NONZERO_BYTES   a bit per byte, so many at a time
+ * and this file forgets SUFFIX, ZIP_*, IOTA and V_* at its end.
  */
 #define PASTE3(a, b, c) a##_##b##_##c
 #define NAME3(a, b, c) PASTE3(a, b, c)
@@ -25,6 +27,8 @@ typedef V N(unaligned) __attribute__((aligned(sizeof(R)), may_alias));
 /* Subtracting from 0 would turn -0 into 0; adding to +0 does not matter here.
  */
 #define SPLAT(x) ((V){0} + (x))
+/* Into the second-level cache. */
+#define READ_AHEAD(p) __builtin_prefetch(p, 0, 2)
 /* condition ? a : b, lane by lane; conditions are all-ones or all-zeros. */
 #define SELECT(condition, a, b) \
     ((V)(((VI)(a) & (condition)) | ((VI)(b) & ~(condition))))
@@ -71,6 +75,16 @@ TARGET static inline V N(expe)(V x)
     f = V_FMA(x, SPLAT(CONST(LOG2E_HI)), magic - t);
     f = V_FMA(x, SPLAT(CONST(LOG2E_LO)), f);
     return N(exp2_parts)(f, t);
+}
+
+/* Bit i = (lane i of the condition is set). */
+TARGET static inline unsigned N(bits_of)(VI condition)
+{
+    unsigned bits = 0;
+
+    for (int i = 0; i < VL; i++)
+        bits |= (unsigned)(condition[i] & 1) << i;
+    return bits;
 }
 
 /* ---------------------------------------------------------- Transposing -- */
@@ -189,95 +203,182 @@ TARGET static void N(add_rows)(R *s, int64_t ld, int64_t keys, int64_t lanes,
     }
 }
 
-TARGET static void N(hide)(R *s, int64_t ld, int64_t keys, int64_t lanes,
-                           const uint64_t *words)
+/* Bits of the first n <= 64 bytes that are not 0. */
+TARGET static inline uint64_t N(nonzero)(const unsigned char *bytes, int64_t n)
 {
-    const VI bit = {IOTA};
-    const V neg_inf = SPLAT(R_NEG_INF);
+    uint64_t bits = 0;
+    int64_t t = 0;
 
-    for (int64_t j = 0; j < keys; j++, words += ATTN__LANE_WORDS, s += ld)
-        for (int64_t l = 0; l < lanes; l += VL) {
-            I bits = (I)(words[l / 64] >> (l % 64) & ((1u << VL) - 1));
-            VI hidden;
-            if (bits == (I)((1u << VL) - 1))
-                continue;
-            hidden = (((VI){0} + bits) & bit) == (VI){0};
-            STORE(s + l, SELECT(hidden, neg_inf, LOAD(s + l)));
+    for (; t + BYTE_STEP <= n; t += BYTE_STEP)
+        bits |= NONZERO_BYTES(bytes + t) << t;
+    for (; t < n; t++)
+        bits |= (uint64_t)(bytes[t] != 0) << t;
+    return bits;
+}
+
+/* Bits below n of a word. */
+TARGET static inline uint64_t N(below)(int64_t n)
+{
+    return n >= 64 ? UINT64_MAX : ((uint64_t)1 << n) - 1;
+}
+
+TARGET static void N(byte_bits)(const unsigned char *const *rows, int64_t n,
+                                int64_t keys, bool drop, int64_t ahead,
+                                uint64_t (*by_lane)[ATTN__KEY_WORDS])
+{
+    uint64_t flip = drop ? UINT64_MAX : 0;
+    uint64_t words[ATTN__KEY_WORDS] = {0};
+
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t w = 0; 64 * w < keys; w++) {
+            const unsigned char *at = rows[i] + 64 * w;
+            int64_t count = keys - 64 * w < 64 ? keys - 64 * w : 64;
+            /* Rows are often the same for all queries, or all heads. */
+            if (i == 0 || rows[i] != rows[i - 1]) {
+                words[w] = (N(nonzero)(at, count) ^ flip) & N(below)(count);
+                READ_AHEAD((const void *)((uintptr_t)at + (uintptr_t)ahead));
+            }
+            by_lane[i][w] &= words[w];
         }
+}
+
+/* Bits of the first n <= 64 numbers that are not -inf. */
+TARGET static inline uint64_t N(not_neg_inf)(const R *x, int64_t n)
+{
+    uint64_t bits = 0;
+    int64_t t = 0;
+
+    for (; t + VL <= n; t += VL)
+        bits |= (uint64_t)V_BITS(LOAD(x + t) != SPLAT(R_NEG_INF)) << t;
+    for (; t < n; t++)
+        bits |= (uint64_t)(x[t] != R_NEG_INF) << t;
+    return bits;
+}
+
+TARGET static void N(number_bits)(const R *const *rows, int64_t n, int64_t keys,
+                                  uint64_t (*by_lane)[ATTN__KEY_WORDS])
+{
+    uint64_t words[ATTN__KEY_WORDS] = {0};
+
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t w = 0; 64 * w < keys; w++) {
+            int64_t count = keys - 64 * w < 64 ? keys - 64 * w : 64;
+            if (i == 0 || rows[i] != rows[i - 1])
+                words[w] = N(not_neg_inf)(rows[i] + 64 * w, count);
+            by_lane[i][w] &= words[w];
+        }
+}
+
+/* Swaps quarters, then quarters of quarters, and so on. */
+TARGET static void N(transpose_bits)(uint64_t x[64])
+{
+    uint64_t keep = 0x00000000ffffffff;
+
+    for (int step = 32; step > 0; step /= 2, keep ^= keep << step)
+        for (int a = 0; a < 64; a += 2 * step)
+            for (int i = a; i < a + step; i++) {
+                uint64_t swap = ((x[i] >> step) ^ x[i + step]) & keep;
+                x[i] ^= swap << step;
+                x[i + step] ^= swap;
+            }
 }
 
 TARGET static bool N(nonfinite)(const R *v, int64_t ld, int64_t rows,
                                 int64_t width)
 {
-    V sum = {0};
+    const V zero = {0};
+    V sum[4] = {{0}, {0}, {0}, {0}};
     R rest = K(0.0);
 
     /* x * 0 is NaN exactly for the numbers looked for. */
     for (int64_t j = 0; j < rows; j++, v += ld) {
         int64_t e = 0;
+        for (; e + 4 * VL <= width; e += 4 * VL) {
+            sum[0] = V_FMA(LOAD(v + e), zero, sum[0]);
+            sum[1] = V_FMA(LOAD(v + e + VL), zero, sum[1]);
+            sum[2] = V_FMA(LOAD(v + e + 2 * VL), zero, sum[2]);
+            sum[3] = V_FMA(LOAD(v + e + 3 * VL), zero, sum[3]);
+        }
         for (; e + VL <= width; e += VL)
-            sum += LOAD(v + e) * SPLAT(K(0.0));
+            sum[0] = V_FMA(LOAD(v + e), zero, sum[0]);
         for (; e < width; e++)
             rest += v[e] * K(0.0);
     }
+    sum[0] += sum[1] + sum[2] + sum[3];
     for (int i = 0; i < VL; i++)
-        rest += sum[i];
+        rest += sum[0][i];
     return !(rest == K(0.0));
 }
 
 /* -------------------------------------------------------------- Softmax -- */
 
-/* The largest of one vector column of a tile and `largest`; NaN is passed
- * over: it shows in the weights. */
-TARGET static inline V N(column_max)(const R *s, int64_t ld, int64_t keys,
-                                     V largest)
+/* Score j of a vector column whose lanes are bits first .. of a word; hidden
+ * ones as -inf. words is a constant NULL where nothing is hidden. */
+TARGET ALWAYS_INLINE V N(score)(const R *s, const uint64_t *words, int64_t j,
+                                int first)
+{
+    V x = LOAD(s);
+
+    if (words)
+        x = V_KEEP(x, words[j * ATTN__LANE_WORDS] >> first & N(below)(VL));
+    return x;
+}
+
+/* The largest of a column and `largest`; NaN is passed over: it shows in the
+ * weights. */
+TARGET ALWAYS_INLINE V N(column_max)(const R *s, int64_t ld, int64_t keys,
+                                     V largest, const uint64_t *words,
+                                     int first)
 {
     V m0 = largest, m1 = largest, m2 = largest, m3 = largest;
     int64_t j = 0;
 
     for (; j + 4 <= keys; j += 4, s += 4 * ld) {
-        m0 = V_MAX(LOAD(s), m0);
-        m1 = V_MAX(LOAD(s + ld), m1);
-        m2 = V_MAX(LOAD(s + 2 * ld), m2);
-        m3 = V_MAX(LOAD(s + 3 * ld), m3);
+        m0 = V_MAX(N(score)(s, words, j, first), m0);
+        m1 = V_MAX(N(score)(s + ld, words, j + 1, first), m1);
+        m2 = V_MAX(N(score)(s + 2 * ld, words, j + 2, first), m2);
+        m3 = V_MAX(N(score)(s + 3 * ld, words, j + 3, first), m3);
     }
     for (; j < keys; j++, s += ld)
-        m0 = V_MAX(LOAD(s), m0);
+        m0 = V_MAX(N(score)(s, words, j, first), m0);
     return V_MAX(V_MAX(m0, m1), V_MAX(m2, m3));
 }
 
-/* Weights in place of scores in one vector column; returns their sum. Four
- * sums: shorter chains, and a smaller rounding error. */
-#define COLUMN_WEIGHTS(name, exponential)                            \
-    TARGET static inline V name(R *s, int64_t ld, int64_t keys, V m) \
-    {                                                                \
-        V l0 = {0}, l1 = {0}, l2 = {0}, l3 = {0};                    \
-        int64_t j = 0;                                               \
-                                                                     \
-        for (; j + 4 <= keys; j += 4, s += 4 * ld) {                 \
-            V p0 = exponential(LOAD(s) - m);                         \
-            V p1 = exponential(LOAD(s + ld) - m);                    \
-            V p2 = exponential(LOAD(s + 2 * ld) - m);                \
-            V p3 = exponential(LOAD(s + 3 * ld) - m);                \
-            STORE(s, p0);                                            \
-            STORE(s + ld, p1);                                       \
-            STORE(s + 2 * ld, p2);                                   \
-            STORE(s + 3 * ld, p3);                                   \
-            l0 += p0;                                                \
-            l1 += p1;                                                \
-            l2 += p2;                                                \
-            l3 += p3;                                                \
-        }                                                            \
-        for (; j < keys; j++, s += ld) {                             \
-            V p0 = exponential(LOAD(s) - m);                         \
-            STORE(s, p0);                                            \
-            l0 += p0;                                                \
-        }                                                            \
-        return (l0 + l1) + (l2 + l3);                                \
+TARGET ALWAYS_INLINE V N(weight)(V x, const int mode)
+{
+    return mode == ATTN__NATURAL ? N(expe)(x) : N(exp2)(x);
+}
+
+/* Weights in place of scores in one column; returns their sum. Four sums:
+ * shorter chains, and a smaller rounding error. */
+TARGET ALWAYS_INLINE V N(column_weights)(R *s, int64_t ld, int64_t keys, V m,
+                                         const int mode, const uint64_t *words,
+                                         int first)
+{
+    V l0 = {0}, l1 = {0}, l2 = {0}, l3 = {0};
+    int64_t j = 0;
+
+    for (; j + 4 <= keys; j += 4, s += 4 * ld) {
+        V p0 = N(weight)(N(score)(s, words, j, first) - m, mode);
+        V p1 = N(weight)(N(score)(s + ld, words, j + 1, first) - m, mode);
+        V p2 = N(weight)(N(score)(s + 2 * ld, words, j + 2, first) - m, mode);
+        V p3 = N(weight)(N(score)(s + 3 * ld, words, j + 3, first) - m, mode);
+        STORE(s, p0);
+        STORE(s + ld, p1);
+        STORE(s + 2 * ld, p2);
+        STORE(s + 3 * ld, p3);
+        l0 += p0;
+        l1 += p1;
+        l2 += p2;
+        l3 += p3;
     }
-COLUMN_WEIGHTS(N(column_weights_log2), N(exp2))
-COLUMN_WEIGHTS(N(column_weights_natural), N(expe))
-#undef COLUMN_WEIGHTS
+    for (; j < keys; j++, s += ld) {
+        V p0 = N(weight)(N(score)(s, words, j, first) - m, mode);
+        STORE(s, p0);
+        l0 += p0;
+    }
+    return (l0 + l1) + (l2 + l3);
+}
 
 /*
  * The running maximum is only moved when a score is more than 2^8 times its
@@ -287,30 +388,29 @@ COLUMN_WEIGHTS(N(column_weights_natural), N(expe))
  */
 #define SLACK (mode == ATTN__NATURAL ? K(5.5) : K(8.0))
 
-TARGET static bool N(softmax)(R *s, int64_t ld, int64_t keys, int64_t lanes,
-                              R *m, R *l, R *alpha, int mode)
+/* mode is a constant, and words NULL or not. */
+TARGET ALWAYS_INLINE bool N(softmax_of)(R *s, int64_t ld, int64_t keys,
+                                        int64_t lanes, R *m, R *l, R *alpha,
+                                        const int mode, const uint64_t *words)
 {
     const V neg_inf = SPLAT(R_NEG_INF);
     VI moved = {0};
     I any = 0;
 
     for (int64_t c = 0; c < lanes; c += VL) {
+        const uint64_t *column = words ? words + c / 64 : NULL;
+        int first = (int)(c % 64);
         V before = LOAD(m + c);
-        V largest = N(column_max)(s + c, ld, keys, before);
+        V largest = N(column_max)(s + c, ld, keys, before, column, first);
         /* -inf + SLACK is -inf: the first visible score always moves m. */
         VI moves = largest > before + SPLAT(SLACK);
         V now = SELECT(moves, largest, before);
         /* Nothing visible so far: any finite reference gives weights of 0. */
         V reference = SELECT(now == neg_inf, (V){0}, now);
-        V factor = before - reference, sum;
+        V factor = N(weight)(before - reference, mode);
+        V sum =
+            N(column_weights)(s + c, ld, keys, reference, mode, column, first);
 
-        if (mode == ATTN__NATURAL) {
-            factor = N(expe)(factor);
-            sum = N(column_weights_natural)(s + c, ld, keys, reference);
-        } else {
-            factor = N(exp2)(factor);
-            sum = N(column_weights_log2)(s + c, ld, keys, reference);
-        }
         factor = SELECT(moves, factor, SPLAT(K(1.0)));
         moved |= moves;
         STORE(alpha + c, factor);
@@ -322,16 +422,35 @@ TARGET static bool N(softmax)(R *s, int64_t ld, int64_t keys, int64_t lanes,
     return any != 0;
 }
 
+TARGET static bool N(softmax)(R *s, int64_t ld, int64_t keys, int64_t lanes,
+                              R *m, R *l, R *alpha, int mode,
+                              const uint64_t *words)
+{
+    if (mode == ATTN__NATURAL)
+        return words ? N(softmax_of)(s, ld, keys, lanes, m, l, alpha,
+                                     ATTN__NATURAL, words)
+                     : N(softmax_of)(s, ld, keys, lanes, m, l, alpha,
+                                     ATTN__NATURAL, NULL);
+    return words ? N(softmax_of)(s, ld, keys, lanes, m, l, alpha, ATTN__LOG2,
+                                 words)
+                 : N(softmax_of)(s, ld, keys, lanes, m, l, alpha, ATTN__LOG2,
+                                 NULL);
+}
+
 TARGET static void N(exp)(R *s, int64_t ld, int64_t keys, int64_t lanes,
-                          const R *m, int mode)
+                          const R *m, int mode, const uint64_t *words)
 {
     for (int64_t c = 0; c < lanes; c += VL) {
+        const uint64_t *column = words ? words + c / 64 : NULL;
+        int first = (int)(c % 64);
         V reference = LOAD(m + c);
         reference = SELECT(reference == SPLAT(R_NEG_INF), (V){0}, reference);
         if (mode == ATTN__NATURAL)
-            (void)N(column_weights_natural)(s + c, ld, keys, reference);
+            (void)N(column_weights)(s + c, ld, keys, reference, ATTN__NATURAL,
+                                    column, first);
         else
-            (void)N(column_weights_log2)(s + c, ld, keys, reference);
+            (void)N(column_weights)(s + c, ld, keys, reference, ATTN__LOG2,
+                                    column, first);
     }
 }
 
@@ -447,8 +566,6 @@ TARGET static inline const R *N(row_ahead)(const N(ahead) * a, int64_t j)
     return a->next && j < a->count ? a->next + j * a->next_ld : a->rows;
 }
 
-#define READ_AHEAD(p) __builtin_prefetch(p, 0, 2)
-
 /* `keys` (1 or 2) keys with n (1 to 4) queries, both constants: part[i][..], to
  * be summed across the vector. Two keys share the loads of q; with one query
  * there is nothing to gain by that, and one row after the other reads better.
@@ -561,8 +678,7 @@ TARGET static R N(row_weights)(R *s, int64_t keys, R *m, R *l, int mode)
         top = largest[i] > top ? largest[i] : top;
     reference = *m;
     if (top > reference + SLACK) {
-        V factor = SPLAT(reference - top);
-        factor = mode == ATTN__NATURAL ? N(expe)(factor) : N(exp2)(factor);
+        V factor = N(weight)(SPLAT(reference - top), mode);
         alpha = factor[0];
         reference = top;
     }
@@ -570,7 +686,7 @@ TARGET static R N(row_weights)(R *s, int64_t keys, R *m, R *l, int mode)
     reference = reference == R_NEG_INF ? K(0.0) : reference;
     for (int64_t j = 0; j < padded; j += VL) {
         V x = LOAD(s + j) - SPLAT(reference);
-        V p = mode == ATTN__NATURAL ? N(expe)(x) : N(exp2)(x);
+        V p = N(weight)(x, mode);
         STORE(s + j, p);
         sum += p;
     }
@@ -673,9 +789,11 @@ TARGET static void N(add_rows_of)(R *o, int64_t ldo, int64_t n, const R *p,
 #define TABLE_OF(suffix) attn__kernels_##suffix
 #define TABLE(suffix) TABLE_OF(suffix)
 static const TABLE(SUFFIX)
-    N(kernels) = {N(pack),    N(unpack),      N(add_rows),    N(hide),
-                  N(softmax), N(exp),         N(rescale),     N(nonfinite),
-                  N(dots),    N(row_weights), N(add_rows_of), N(row)};
+    N(kernels) = {N(pack),        N(unpack),      N(add_rows),
+                  N(byte_bits),   N(number_bits), N(transpose_bits),
+                  N(softmax),     N(exp),         N(rescale),
+                  N(nonfinite),   N(dots),        N(row_weights),
+                  N(add_rows_of), N(row)};
 
 #undef TABLE_OF
 #undef TABLE
@@ -702,4 +820,6 @@ static const TABLE(SUFFIX)
 #undef ZIP_HI
 #undef IOTA
 #undef V_MAX
+#undef V_KEEP
+#undef V_BITS
 #undef V_FMA
