@@ -196,6 +196,35 @@ def progress(result):
     print(text + report.mark(r), flush=True)
 
 
+def run_row(row, threads, library, options, notes, kernels):
+    import torch
+
+    import load
+    import report
+    import timing
+    from arrays import Arrays
+    from reference import Reference
+
+    torch.set_num_threads(1)
+    arrays = Arrays(row)
+    reference = Reference(row, arrays)
+    torch.set_num_threads(threads)
+    contenders = make_contenders(library, arrays, threads, options, notes)
+    errors, good = check(contenders, arrays, reference, notes)
+    for c in good:
+        for name in getattr(c, "kernels", []):
+            kernels.setdefault(c.name, set()).add(name)
+    if threads > 1:
+        load.wait_for_quiet(options.quiet)
+    others = load.Others()
+    cpu_time = options.clock == "cpu" and threads == 1
+    times, rounds = timing.run(good, options, Sleeper(threads, notes),
+                               cpu_time)
+    for t in times:
+        t.contender = Label(t.contender)
+    return report.Result(row, threads, times, errors, rounds, others.share())
+
+
 def main():
     options = parse()
     rows = chosen_rows(options)
@@ -209,41 +238,17 @@ def main():
     import torch
 
     import attn_side
-    import load
     import report
-    import timing
-    from arrays import Arrays
-    from reference import Reference
 
     library = attn_side.Library(options.lib or attn_side.find_library())
     for line in library.info():
         print(line)
     start, results, notes, kernels = time.time(), [], [], {}
-    for row in rows:
-        arrays = Arrays(row)
-        torch.set_num_threads(1)
-        reference = Reference(row, arrays)
-        for threads in [int(t) for t in options.threads.split(",")]:
-            torch.set_num_threads(threads)
-            contenders = make_contenders(library, arrays, threads, options,
-                                         notes)
-            errors, good = check(contenders, arrays, reference, notes)
-            for c in good:
-                for name in getattr(c, "kernels", []):
-                    kernels.setdefault(c.name, set()).add(name)
-            if threads > 1:
-                load.wait_for_quiet(options.quiet)
-            others = load.Others()
-            cpu = options.clock == "cpu" and threads == 1
-            times, rounds = timing.run(good, options,
-                                       Sleeper(threads, notes),
-                                       timing.CLOCKS[cpu])
-            results.append(report.Result(row, threads, times, errors,
-                                         rounds, others.share()))
+    for threads in [int(t) for t in options.threads.split(",")]:
+        for row in rows:
+            results.append(run_row(row, threads, library, options, notes,
+                                   kernels))
             progress(results[-1])
-            for t in times:
-                t.contender = Label(t.contender)
-            del contenders, good
             gc.collect()
     about = facts(library, torch, options, time.time() - start, kernels,
                   notes)
