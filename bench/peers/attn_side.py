@@ -1,0 +1,151 @@
+"""libattn through ctypes."""
+
+import contextlib
+import ctypes
+import os
+
+F32, F64 = 1, 2
+ALIGN_BOTTOM_RIGHT = 2
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("shape", ctypes.c_int64 * 4),
+        ("stride", ctypes.c_int64 * 4),
+        ("dtype", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    ]
+
+
+class SdpaParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("flags", ctypes.c_int32),
+        ("causal", ctypes.c_int32),
+        ("align", ctypes.c_int32),
+        ("num_masks", ctypes.c_int32),
+        ("masks", ctypes.c_void_p),
+        ("scale", ctypes.c_double),
+        ("q_offset", ctypes.c_int64),
+        ("q_offsets", ctypes.c_void_p),
+        ("window_left", ctypes.c_int64),
+        ("window_right", ctypes.c_int64),
+        ("keep_first", ctypes.c_int64),
+        ("chunk", ctypes.c_int64),
+        ("prefix_lens", ctypes.c_void_p),
+        ("q_lens", ctypes.c_void_p),
+        ("kv_lens", ctypes.c_void_p),
+        ("cu_q", ctypes.c_void_p),
+        ("cu_k", ctypes.c_void_p),
+        ("num_seqs", ctypes.c_int64),
+        ("lse", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("weights_mean", ctypes.c_void_p),
+    ]
+
+
+class ContextParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("num_threads", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("parallel_for", ctypes.c_void_p),
+        ("parallel_user", ctypes.c_void_p),
+        ("alloc", ctypes.c_void_p),
+        ("free", ctypes.c_void_p),
+        ("alloc_user", ctypes.c_void_p),
+    ]
+
+
+def find_library():
+    """build/libattn.so.0 (or build-*/) of the tree this file is in."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    root = os.path.dirname(os.path.dirname(here))
+    names = sorted(n for n in os.listdir(root) if n.startswith("build"))
+    for name in names:
+        path = os.path.join(root, name, "libattn.so.0")
+        if os.path.exists(path):
+            return path
+    raise SystemExit(
+        f"peers: no build*/libattn.so.0 in {root}; build the library first "
+        "or name it with --lib"
+    )
+
+
+def _view(x4, dtype):
+    t = Tensor()
+    t.data = x4.ctypes.data
+    t.shape[:] = x4.shape
+    t.stride[:] = [s // x4.itemsize for s in x4.strides]
+    t.dtype = dtype
+    return t
+
+
+class Library:
+    def __init__(self, path):
+        self.path = os.path.realpath(path)
+        self.lib = ctypes.CDLL(self.path)
+        for name in ("attn_version", "attn_build_info", "attn_blas_info",
+                     "attn_last_error"):
+            getattr(self.lib, name).restype = ctypes.c_char_p
+        self.contexts = {}
+
+    def info(self):
+        return [
+            self.lib.attn_build_info().decode(),
+            self.lib.attn_blas_info().decode(),
+        ]
+
+    def check(self, status):
+        if status != 0:
+            raise RuntimeError(self.lib.attn_last_error().decode())
+
+    def context(self, threads):
+        if threads not in self.contexts:
+            params = ContextParams(struct_size=ctypes.sizeof(ContextParams))
+            params.num_threads = threads
+            context = ctypes.c_void_p()
+            self.check(
+                self.lib.attn_context_create(
+                    ctypes.byref(context), ctypes.byref(params)
+                )
+            )
+            self.contexts[threads] = context
+        return self.contexts[threads]
+
+
+class Contender:
+    rival = "libattn"
+    name = "sdpa"
+
+    def __init__(self, library, arrays, threads):
+        row = arrays.row
+        dtype = F32 if row.dtype == "f32" else F64
+        self.out = arrays.new_out()
+        self.out4 = arrays.bhtd(self.out, arrays.q_heads_first)
+        self.params = SdpaParams(struct_size=ctypes.sizeof(SdpaParams))
+        if row.kind == "causal":
+            self.params.causal = 1
+            self.params.align = ALIGN_BOTTOM_RIGHT
+        if row.kind == "padded":
+            self.lens = arrays.kv_lens
+            self.params.kv_lens = self.lens.ctypes.data
+        views = (arrays.q4, arrays.k4, arrays.v4, self.out4)
+        self.views = [_view(x, dtype) for x in views]
+        self.args = [library.context(threads), ctypes.byref(self.params)]
+        self.args += [ctypes.byref(view) for view in self.views]
+        self.library = library
+        library.check(library.lib.attn_sdpa(*self.args))
+
+    @contextlib.contextmanager
+    def active(self):
+        yield
+
+    def caller(self):
+        call, args = self.library.lib.attn_sdpa, tuple(self.args)
+        return lambda: call(*args)
+
+    def result(self):
+        self.caller()()
+        return self.out4

@@ -1,0 +1,237 @@
+"""Results as CSV, and as a Markdown page."""
+
+import csv
+import math
+
+BAR = 1.05
+
+FIELDS = [
+    "row", "family", "kind", "layout", "dtype", "batch", "heads", "kv_heads",
+    "q_len", "kv_len", "width", "threads", "rival", "variant", "calls",
+    "rounds", "min_s", "median_s", "gflops", "kv_gb_s", "max_error",
+    "rms_error", "others",
+]
+
+
+# Rows of this much foreign load are marked.
+DISTURBED = 0.1
+
+
+def mark(result):
+    return " †" if result.others > DISTURBED else ""
+
+
+class Result:
+    """One row at one thread count: times and errors of each contender."""
+
+    def __init__(self, row, threads, times, errors, rounds, others):
+        self.row, self.threads = row, threads
+        self.times, self.errors, self.rounds = times, errors, rounds
+        self.others = others  # share of the processors
+
+    def of(self, rival):
+        return [t for t in self.times if t.contender.rival == rival]
+
+    def best(self, rival, key="minimum"):
+        """The rival's fastest variant, or None."""
+        some = [t for t in self.of(rival)
+                if key == "minimum" or t.medians]
+        return min(some, key=lambda t: getattr(t, key), default=None)
+
+    def ratio(self, rival, key="minimum"):
+        other, ours = self.best(rival, key), self.best("libattn", key)
+        if other is None:
+            return None
+        return getattr(other, key) / getattr(ours, key)
+
+    def worst_ratio(self, key="minimum"):
+        ratios = [self.ratio(r, key) for r in ("torch", "ort")]
+        return min((r for r in ratios if r is not None), default=None)
+
+    def error(self, rival):
+        """Errors of the rival's fastest variant."""
+        t = self.best(rival)
+        return None if t is None else self.errors[t.contender.name, rival]
+
+
+def write_csv(path, results):
+    with open(path, "w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(FIELDS)
+        for r in results:
+            row = r.row
+            for t in r.times:
+                c = t.contender
+                errors = r.errors[c.name, c.rival]
+                out.writerow(
+                    [row.name, row.family, row.kind, row.layout, row.dtype,
+                     row.batch, row.heads, row.kv_heads, row.q_len,
+                     row.kv_len, row.width, r.threads, c.rival, c.name,
+                     t.calls, r.rounds, f"{t.minimum:.9f}",
+                     f"{t.median:.9f}", f"{row.flops / t.minimum / 1e9:.2f}",
+                     f"{row.kv_bytes / t.minimum / 1e9:.2f}",
+                     f"{errors[0]:.3e}", f"{errors[1]:.3e}", f"{r.others:.2f}"]
+                )
+
+
+def _mean(values):
+    values = [v for v in values if v is not None]
+    if not values:
+        return "-"
+    log = sum(math.log(v) for v in values) / len(values)
+    return f"{math.exp(log):.2f} ({len(values)})"
+
+
+def _means(results):
+    groups = [
+        ("full", lambda r: r.row.kind == "full"),
+        ("causal", lambda r: r.row.kind == "causal"),
+        ("full and causal", lambda r: r.row.kind in ("full", "causal")),
+        ("padded", lambda r: r.row.kind == "padded"),
+        ("decode", lambda r: r.row.kind == "decode"),
+        ("all", lambda r: True),
+    ]
+    lines = [
+        "| rows | PyTorch | ONNX Runtime | the better of both |"
+        " the better, medians |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for dtype in ("f32", "f64"):
+        for name, chosen in groups:
+            some = [r for r in results
+                    if r.row.dtype == dtype and chosen(r)]
+            if not some:
+                continue
+            cells = [
+                _mean([r.ratio("torch") for r in some]),
+                _mean([r.ratio("ort") for r in some]),
+                _mean([r.worst_ratio() for r in some]),
+                _mean([r.worst_ratio("median") for r in some]),
+            ]
+            lines.append(f"| {dtype} {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _speed(r, rival):
+    t = r.best(rival)
+    if t is None:
+        return "-"
+    gflops = r.row.flops / t.minimum / 1e9
+    median = r.row.flops / t.median / 1e9
+    text = f"{gflops:.1f} ({median:.1f})"
+    return text if rival == "libattn" else f"{text} {t.contender.name}"
+
+
+def _ratio(r, rival):
+    low = r.ratio(rival)
+    if low is None:
+        return "-"
+    text = f"{low:.2f} ({r.ratio(rival, 'median'):.2f})"
+    return f"**{text}**" if low < BAR else text
+
+
+def _error(r, rival):
+    error = r.error(rival)
+    return "-" if error is None else f"{error[0]:.1e} / {error[1]:.1e}"
+
+
+def _table(results):
+    lines = [
+        "| row | libattn | PyTorch | ONNX Runtime | / PyTorch | / ORT |"
+        " error libattn | PyTorch | ORT |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    rivals = ("libattn", "torch", "ort")
+    for r in results:
+        name = r.row.name + mark(r)
+        if r.row.kind == "decode":
+            t = r.best("libattn")
+            name += f" ({r.row.kv_bytes / t.minimum / 1e9:.1f} GB/s)"
+        cells = [name]
+        cells += [_speed(r, rival) for rival in rivals]
+        cells += [_ratio(r, rival) for rival in rivals[1:]]
+        cells += [_error(r, rival) for rival in rivals]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+NAMES = {"torch": "PyTorch", "ort": "ONNX Runtime"}
+
+
+def _below(results):
+    lines = []
+    for r in results:
+        for rival, text in NAMES.items():
+            ratio = r.ratio(rival)
+            if ratio is not None and ratio < BAR:
+                median = r.ratio(rival, "median")
+                lines.append(
+                    f"- {r.row.name}{mark(r)}, {r.threads} thread(s): "
+                    f"{ratio:.2f} "
+                    f"(medians {median:.2f}) against {text}'s "
+                    f"{r.best(rival).contender.name}"
+                )
+    return lines or ["None."]
+
+
+def _inexact(results):
+    """Rows of the first thread count: libattn's bits do not depend on it."""
+    lines = [
+        "| row | max / PyTorch's | rms / PyTorch's | max / ORT's |"
+        " rms / ORT's |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    first = min(r.threads for r in results)
+    for r in (r for r in results if r.threads == first):
+        ours, cells, above = r.error("libattn"), [], False
+        for rival in NAMES:
+            theirs = r.error(rival)
+            for i in range(2):
+                if theirs is None:
+                    cells.append("-")
+                    continue
+                ratio = ours[i] / theirs[i] if theirs[i] else math.inf
+                ratio = 1.0 if ours[i] == theirs[i] else ratio
+                above |= ratio > 1.0
+                text = f"{ratio:.2f}"
+                cells.append(f"**{text}**" if ratio > 1.0 else text)
+        if above:
+            lines.append(f"| {r.row.name} | " + " | ".join(cells) + " |")
+    return lines if len(lines) > 2 else ["None."]
+
+
+def _count(results):
+    """How often libattn's error is not above PyTorch's, of how many rows."""
+    first = min(r.threads for r in results)
+    some = [r for r in results
+            if r.threads == first and r.error("torch") is not None]
+    good = [sum(r.error("libattn")[i] <= r.error("torch")[i] for r in some)
+            for i in range(2)]
+    return [f"Not above PyTorch's: the largest error in {good[0]}, the root "
+            f"mean square in {good[1]} of {len(some)} rows. What is above a "
+            "rival's (in bold):", ""]
+
+
+INTRO = """\
+GFLOP/s count 4 B H Tq Tk D for full, causal, padded and decode rows alike.
+Speeds are from the shortest call, in brackets from the median of the rounds;
+ratios are the rival's time over libattn's, so above 1 libattn is faster, of
+the rival's fastest variant; errors are the largest and the root mean square
+of the absolute difference from the reference over the sampled rows. In rows
+marked † other processes took more than a tenth of the processors: with several
+threads, whoever waits for all of them at a barrier loses most by that."""
+
+
+def markdown(results, facts):
+    lines = ["# libattn against PyTorch and ONNX Runtime", ""]
+    lines += [f"- {fact}" for fact in facts]
+    lines += ["", *INTRO.splitlines(), ""]
+    for threads in sorted({r.threads for r in results}):
+        some = [r for r in results if r.threads == threads]
+        lines += [f"## {threads} thread(s)", "",
+                  "Geometric means of the ratios (number of rows):", ""]
+        lines += [*_means(some), "", *_table(some), ""]
+    lines += [f"## Ratios below {BAR}", "", *_below(results), ""]
+    lines += ["## Errors above a rival's", "", *_count(results),
+              *_inexact(results), ""]
+    return "\n".join(lines)

@@ -1,0 +1,116 @@
+"""PyTorch on CPU: scaled_dot_product_attention, its kernel forced."""
+
+import contextlib
+import os
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import shapes
+
+BACKENDS = {"math": SDPBackend.MATH}
+
+KERNELS = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_attention_math",
+}
+
+
+@contextlib.contextmanager
+def quiet_stderr():
+    """The profiler logs its start and stop there."""
+    saved = os.dup(2)
+    with open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def variants(row):
+    """What is tried for a row:
+
+    flash   the tiled kernel, with enable_gqa for grouped heads
+    math    the composite one, scores in memory
+    expand  flash on keys and values repeated for each query head beforehand
+    fold    flash, the heads of a group as queries of one head (decoding)
+    """
+    names = ["flash"]
+    if row.scores <= shapes.SCORES_AT_MOST:
+        names.append("math")
+    if row.group > 1 and row.kv_bytes < 1 << 27:
+        names.append("expand")
+    if row.group > 1 and row.kind == "decode":
+        names.append("fold")
+    return names
+
+
+class Contender:
+    rival = "torch"
+    seen = {}  # kernels by what decides about them
+
+    def __init__(self, arrays, variant):
+        row = arrays.row
+        self.name = variant
+        self.backend = BACKENDS.get(variant, SDPBackend.FLASH_ATTENTION)
+        q, k, v = (
+            torch.from_numpy(x) for x in (arrays.q4, arrays.k4, arrays.v4)
+        )
+        self.options = {}
+        self.shape = tuple(q.shape)
+        if variant == "fold":
+            q = q.reshape(row.batch, row.kv_heads, row.group, row.width)
+        elif variant == "expand":
+            k, v = (x.repeat_interleave(row.group, 1) for x in (k, v))
+        elif row.group > 1:
+            self.options["enable_gqa"] = True
+        if row.kind == "causal" and row.q_len == row.kv_len:
+            self.options["is_causal"] = True
+        elif row.kind == "causal":
+            self.options["attn_mask"] = self._bottom_right(row, q.dtype)
+        elif row.kind == "padded":
+            self.options["attn_mask"] = self._padding(row, arrays, q.dtype)
+        self.args = (q, k, v)
+        self.kernels = self._kernels(row)
+
+    @staticmethod
+    def _bottom_right(row, dtype):
+        """Additive, in q's type: what flash converts every other mask to."""
+        i = torch.arange(row.q_len)[:, None]
+        j = torch.arange(row.kv_len)[None, :]
+        mask = torch.zeros(row.q_len, row.kv_len, dtype=dtype)
+        hidden = j > i + (row.kv_len - row.q_len)
+        return mask.masked_fill_(hidden, float("-inf"))
+
+    @staticmethod
+    def _padding(row, arrays, dtype):
+        j = torch.arange(row.kv_len)[None, None, None, :]
+        lens = torch.from_numpy(arrays.kv_lens)[:, None, None, None]
+        mask = torch.zeros(row.batch, 1, 1, row.kv_len, dtype=dtype)
+        return mask.masked_fill_(j >= lens, float("-inf"))
+
+    def _kernels(self, row):
+        """Names of the ATen kernels that one such call runs."""
+        key = (self.backend, row.dtype, *sorted(self.options))
+        if key not in self.seen:
+            with quiet_stderr(), torch.profiler.profile() as profile:
+                self.result()
+            names = {event.key for event in profile.key_averages()}
+            self.seen[key] = names & KERNELS
+        return self.seen[key]
+
+    @contextlib.contextmanager
+    def active(self):
+        with torch.inference_mode(), sdpa_kernel(self.backend):
+            yield
+
+    def caller(self):
+        call = torch.nn.functional.scaled_dot_product_attention
+        (q, k, v), options = self.args, self.options
+        return lambda: call(q, k, v, **options)
+
+    def result(self):
+        with self.active():
+            return self.caller()().reshape(self.shape).numpy()
