@@ -240,8 +240,8 @@ static attn_status place(const char *call, projection *p, attn_dtype dtype,
     if (attn_view_bthd(&p->heads, dtype, &nowhere, batch, len, heads, width) ||
         attn__count(&p->heads) > PTRDIFF_MAX / (int64_t)sizeof(double))
         return attn__fail(ATTN_ERR_SIZE,
-                          "%s: a projection of (%" PRId64 ",%" PRId64
-                          ",%" PRId64 "*%" PRId64 ") is more than can be "
+                          "%s: the scratch memory for a projection of (%" PRId64
+                          ",%" PRId64 ",%" PRId64 "*%" PRId64 ") cannot be "
                           "addressed",
                           call, batch, len, heads, width);
     (void)attn_view_bte(&p->y, dtype, &nowhere, batch, len, heads * width);

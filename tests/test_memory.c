@@ -512,7 +512,7 @@ struct problem {
 static size_t query(int32_t threads, const struct problem *p, bool outputs,
                     size_t *alignment)
 {
-    static const float nothing[1] = {0};
+    static const double nothing[1] = {0};
     const int64_t *s = p->size;
     const int64_t heads = s[1] * s[2];
     attn_tensor q, k, v, out, lse, weights;
@@ -578,7 +578,7 @@ static void test_sdpa_workspace__is_enough_for_smaller_problems(void **state)
 /* Sizes of a layer: B, T, E, Hkv, G, D. */
 static size_t query_layer(int32_t threads, const int64_t *s)
 {
-    static const float nothing[1] = {0};
+    static const double nothing[1] = {0};
     attn_tensor x, w_qkv, w_o, out;
     attn_mha_params p = ATTN_MHA_PARAMS_INIT;
     attn_context_params cp = ATTN_CONTEXT_PARAMS_INIT;
