@@ -244,8 +244,8 @@ static void XI(weights_task)(void *data, int64_t index, int32_t worker)
         b = XI(make_block)(r, &t, worker);
         XI(weights_block)(r, &b);
     } else if (t.g == 0 && t.block % t.c.head_blocks == 0) {
-        int64_t first_i = t.block / t.c.head_blocks * t.c.queries;
-        int64_t end_i = MIN(first_i + t.c.queries, t.s.q_len);
+        int64_t first_i = block_begin(&t.c, &t.s, t.block);
+        int64_t end_i = block_begin(&t.c, &t.s, t.block + t.c.head_blocks);
         zero_rows(&p->weights_mean, t.s.b, first_i, end_i);
         for (t.g = 0; t.g < p->kv_heads; t.g++)
             for (int64_t h = 0; h < t.c.head_blocks; h++) {

@@ -112,9 +112,9 @@ static void XI(set_lanes)(XI(block) * b)
     const task *t = b->t;
     const cut *c = &t->c;
     attn__lanes *lanes = b->w.lanes;
-    int64_t first_i = t->block / c->head_blocks * c->queries;
+    int64_t first_i = block_begin(c, &t->s, t->block);
     int64_t first_h = t->block % c->head_blocks * c->heads;
-    int64_t end_i = MIN(first_i + c->queries, t->s.q_len);
+    int64_t end_i = block_begin(c, &t->s, t->block + c->head_blocks);
     int64_t end_h = MIN(first_h + c->heads, b->p->group);
     int64_t n = 0;
 

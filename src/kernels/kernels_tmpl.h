@@ -107,6 +107,25 @@ TARGET static inline void N(transpose)(V r[])
     }
 }
 
+/* Columns [d, d + VL) of up to VL rows, transposed; rows from `count` on are
+ * taken as zeros. */
+TARGET static inline void N(load_transposed)(const R *const *rows,
+                                             int64_t count, int64_t d, V r[])
+{
+    if (count >= VL) {
+        UNROLL
+        for (int i = 0; i < VL; i++)
+            r[i] = LOAD(rows[i] + d);
+    } else {
+        UNROLL
+        for (int i = 0; i < VL; i++)
+            r[i] = (V){0};
+        for (int i = 0; i < count; i++)
+            r[i] = LOAD(rows[i] + d);
+    }
+    N(transpose)(r);
+}
+
 TARGET static void N(pack)(const R *const *rows, int64_t n, int64_t padded,
                            int64_t width, R scale, R *dst, int64_t ld)
 {
@@ -114,17 +133,13 @@ TARGET static void N(pack)(const R *const *rows, int64_t n, int64_t padded,
 
     for (int64_t l = 0; l < padded; l += VL) {
         int64_t d = 0;
-        if (l + VL <= n)
-            for (; d + VL <= width; d += VL) {
-                V r[VECTOR_BYTES / sizeof(R)];
-                UNROLL
-                for (int i = 0; i < VL; i++)
-                    r[i] = LOAD(rows[l + i] + d);
-                N(transpose)(r);
-                UNROLL
-                for (int i = 0; i < VL; i++)
-                    STORE(dst + (d + i) * ld + l, r[i] * c);
-            }
+        for (; d + VL <= width; d += VL) {
+            V r[VECTOR_BYTES / sizeof(R)];
+            N(load_transposed)(rows + l, n - l, d, r);
+            UNROLL
+            for (int i = 0; i < VL; i++)
+                STORE(dst + (d + i) * ld + l, r[i] * c);
+        }
         for (; d < width; d++)
             for (int i = 0; i < VL; i++)
                 dst[d * ld + l + i] =
@@ -136,22 +151,27 @@ TARGET static void N(unpack)(const R *src, int64_t ld, int64_t n, int64_t width,
                              const R *scale, R *const *rows, bool add)
 {
     for (int64_t l = 0; l < n; l += VL) {
+        int64_t count = n - l < VL ? n - l : VL;
         int64_t e = 0;
-        if (l + VL <= n)
-            for (; e + VL <= width; e += VL) {
-                V r[VECTOR_BYTES / sizeof(R)];
+        for (; e + VL <= width; e += VL) {
+            V r[VECTOR_BYTES / sizeof(R)];
+            UNROLL
+            for (int i = 0; i < VL; i++)
+                r[i] = LOAD(src + (e + i) * ld + l) * LOAD(scale + l);
+            N(transpose)(r);
+            if (count == VL && !add) {
                 UNROLL
                 for (int i = 0; i < VL; i++)
-                    r[i] = LOAD(src + (e + i) * ld + l) * LOAD(scale + l);
-                N(transpose)(r);
-                UNROLL
-                for (int i = 0; i < VL; i++) {
-                    if (add)
-                        r[i] += LOAD(rows[l + i] + e);
                     STORE(rows[l + i] + e, r[i]);
-                }
+                continue;
             }
-        for (int i = 0; i < VL && l + i < n; i++)
+            for (int i = 0; i < count; i++) {
+                if (add)
+                    r[i] += LOAD(rows[l + i] + e);
+                STORE(rows[l + i] + e, r[i]);
+            }
+        }
+        for (int64_t i = 0; i < count; i++)
             for (int64_t f = e; f < width; f++) {
                 R x = src[f * ld + l + i] * scale[l + i];
                 rows[l + i][f] = add ? rows[l + i][f] + x : x;
@@ -181,21 +201,17 @@ TARGET static void N(add_rows)(R *s, int64_t ld, int64_t keys, int64_t lanes,
 {
     for (int64_t l = 0; l < lanes && l < n; l += VL) {
         int64_t j = 0;
-        if (l + VL <= n)
-            for (; j + VL <= keys; j += VL) {
-                V r[VECTOR_BYTES / sizeof(R)];
-                UNROLL
-                for (int i = 0; i < VL; i++)
-                    r[i] = LOAD(rows[l + i] + j);
-                N(transpose)(r);
-                UNROLL
-                for (int i = 0; i < VL; i++) {
-                    R *at = s + (j + i) * ld + l;
-                    STORE(at, N(biased)(LOAD(at), r[i]));
-                }
+        for (; j + VL <= keys; j += VL) {
+            V r[VECTOR_BYTES / sizeof(R)];
+            N(load_transposed)(rows + l, n - l, j, r);
+            UNROLL
+            for (int i = 0; i < VL; i++) {
+                R *at = s + (j + i) * ld + l;
+                STORE(at, N(biased)(LOAD(at), r[i]));
             }
+        }
         for (; j < keys; j++) {
-            V bias = SPLAT(K(0.0));
+            V bias = {0};
             for (int i = 0; i < VL && l + i < n; i++)
                 bias[i] = rows[l + i][j];
             STORE(s + j * ld + l, N(biased)(LOAD(s + j * ld + l), bias));
