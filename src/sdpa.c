@@ -69,8 +69,8 @@ static cut cut_sequence(const attn__sdpa *p, const attn__sequence *s)
      * 33 queries: those few go by rows, which costs less than a padded vector
      * of floats (T = 17: 0.86 of the time); of doubles it costs more. */
     rest = s->q_len % c.queries;
-    if (p->group == 1 && !p->blas_only && rest > step && rest % step > 0 &&
-        rest % step <= step / 4) {
+    if (p->group == 1 && !p->blas_only && p->q.dtype == ATTN_F32 &&
+        rest > step && rest % step > 0 && rest % step <= step / 4) {
         c.tail = rest % step;
         c.blocks++;
     }
