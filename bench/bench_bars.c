@@ -393,12 +393,24 @@ static void forced_bars(const struct bench_options *options)
     char arguments[64], line[256];
     FILE *child;
 
+    /* The bar is one thread's: with one BLAS thread the library may ask these
+     * kernels for products of any size. */
+    const char *threads = getenv("OPENBLAS_NUM_THREADS");
+    char before[32] = "";
+
+    if (threads)
+        snprintf(before, sizeof(before), "%s", threads);
     setenv("OPENBLAS_CORETYPE", "Haswell", 1);
+    setenv("OPENBLAS_NUM_THREADS", "1", 1);
     snprintf(arguments, sizeof(arguments), "--bars-forced%s%s",
              options->quick ? " --quick" : "",
              options->limits.cpu_time ? " --cpu-time" : "");
     child = open_self(arguments);
     unsetenv("OPENBLAS_CORETYPE");
+    if (threads)
+        setenv("OPENBLAS_NUM_THREADS", before, 1);
+    else
+        unsetenv("OPENBLAS_NUM_THREADS");
     if (!child)
         return;
     while (fgets(line, sizeof(line), child)) {

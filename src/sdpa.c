@@ -21,8 +21,11 @@
 
 #include <string.h>
 
-/* A block of so few lanes goes by rows, without GEMM. */
+/* A block of so few lanes goes by rows, without GEMM, */
 #define MAX_ROWS 8
+/* if it has at least this many keys a lane: each row of scores is a loop of its
+ * own, which 5 queries with 5 keys feel (1.24 us a call instead of 0.66). */
+#define ROW_KEYS 8
 
 /* A sequence whose heads and blocks make this many tasks is not split. */
 #define ENOUGH_TASKS 16
