@@ -84,6 +84,13 @@ foreach(target IN LISTS attn_all_targets)
     endif()
 endforeach()
 
+# What is timed is compared with the formula first; speed decides nothing.
+if(TARGET attn_bench)
+    add_test(NAME attn.bench COMMAND attn_bench
+        --quick --shape 2,4,2,33,33,16 --causal --compare)
+    set_tests_properties(attn.bench PROPERTIES LABELS bench TIMEOUT 900)
+endif()
+
 # attn_script_test(<name> <script> <arguments...>)
 function(attn_script_test name script)
     add_test(NAME attn.${name}
