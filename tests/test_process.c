@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <fenv.h>
+#include <limits.h>
 #include <locale.h>
 #include <math.h>
 #include <signal.h>
@@ -541,12 +542,12 @@ static void copy_file(const char *from, const char *to)
 /* The shared library this program runs with; NULL if linked statically. */
 static const char *library_path(void)
 {
+    static char path[PATH_MAX];
     Dl_info info;
     void *symbol = dlsym(RTLD_DEFAULT, "attn_version");
     if (symbol == NULL || dladdr(symbol, &info) == 0)
         return NULL;
-    char *path = realpath(info.dli_fname, NULL);
-    if (path == NULL || strcmp(path, self) == 0)
+    if (realpath(info.dli_fname, path) == NULL || strcmp(path, self) == 0)
         return NULL;
     return path;
 }
