@@ -47,6 +47,7 @@ if(ATTN_CMOCKA_INCLUDE_DIR AND ATTN_CMOCKA_LIBRARY)
         string(REGEX REPLACE "^test_" "" short "${name}")
         add_test(NAME attn.${short} COMMAND attn_${name})
         set_tests_properties(attn.${short} PROPERTIES
+            ENVIRONMENT "ATTN_MIN_WORK=0" # threads in small problems too
             LABELS unit TIMEOUT 900 SKIP_RETURN_CODE 77)
     endforeach()
 

@@ -34,6 +34,7 @@ typedef struct XI(worker) {
     R *q_rows; /* few queries: q, scores and output by rows */
     R *s_rows;
     R *o_rows;
+    R *o_tile;
     R *m, *l; /* running maximum and sum */
     R *alpha;
     R *factor;           /* 1 / sum */
@@ -69,6 +70,7 @@ static XI(worker) XI(cut_worker)(const attn__sdpa *p, attn__bump *bump)
     w.s_rows = attn__bump_take(
         bump, MAX_ROWS * attn__round_up(keys, lane_step(R_DTYPE)), sizeof(R));
     w.o_rows = attn__bump_take(bump, MAX_ROWS * p->v_width, sizeof(R));
+    w.o_tile = attn__bump_take(bump, MAX_ROWS * p->v_width, sizeof(R));
     w.m = attn__bump_take(bump, lanes, sizeof(R));
     w.l = attn__bump_take(bump, lanes, sizeof(R));
     w.alpha = attn__bump_take(bump, lanes, sizeof(R));
@@ -88,7 +90,8 @@ typedef struct XI(block) {
     const XI(kernels) * kernels;
     XI(worker) w;
     int64_t padded; /* lanes, rounded up to whole vectors: the ld of tiles */
-    int mode;       /* of the scores */
+    R unit;         /* of the scores, see kernels.h */
+    R pack_scale;   /* what q is multiplied by */
     bool by_rows;   /* few queries: no GEMM */
     bool careful;   /* hidden values may be NaN or inf */
     const R *k, *v; /* key 0 of this sequence and head */
@@ -135,14 +138,12 @@ static void XI(set_lanes)(XI(block) * b)
     attn__lanes_ranges(lanes, &b->p->visibility, &t->s);
 }
 
-/* scale Q, with log2(e) in the scale unless masks are added to it: by rows,
- * zero up to whole vectors, or transposed. */
+/* pack_scale Q: by rows, zero up to whole vectors, or transposed. */
 static void XI(pack_queries)(XI(block) * b)
 {
     const attn__sdpa *p = b->p;
     const attn__lanes *lanes = b->w.lanes;
-    const double log2_e = 1.4426950408889634074;
-    R scale = (R)(b->mode == ATTN__LOG2 ? p->scale * log2_e : p->scale);
+    R scale = b->pack_scale;
     int64_t stride = p->q.stride[3];
     int64_t ld = attn__round_up(p->width, lane_step(R_DTYPE));
 
@@ -166,14 +167,43 @@ static void XI(pack_queries)(XI(block) * b)
                 l < lanes->n ? b->w.rows[l][d * stride] * scale : K(0.0);
 }
 
-/* All but the running state; a task's kernels, mode and pointers. */
+/*
+ * The scale, divided into what q is multiplied by and the unit of the scores.
+ * A power of two loses nothing; of an ordinary scale, unit is then between
+ * log2(e)/2 and log2(e). Exponents are kept to what q can take.
+ */
+static void XI(set_scale)(XI(block) * b)
+{
+    const double log2_e = 1.4426950408889634074;
+    double scale = b->p->scale;
+    int exponent;
+
+    if (b->p->visibility.num_add > 0) {
+        b->pack_scale = (R)scale;
+        b->unit = K(0.0);
+        return;
+    }
+    (void)frexp(scale, &exponent);
+    exponent = MAX(MIN(exponent, 60), -60);
+    b->pack_scale =
+        (R)(scale == 0.0 ? 0.0 : copysign(ldexp(1.0, exponent), scale));
+    b->unit = (R)(scale == 0.0 ? log2_e
+                               : fabs(scale) * log2_e * ldexp(1.0, -exponent));
+    if (!(b->unit > K(0.0)) || b->unit > R_MAX) {
+        /* Beyond what these two can hold: what overflows may overflow. */
+        b->pack_scale = (R)(scale * log2_e);
+        b->unit = K(1.0);
+    }
+}
+
+/* All but the running state; a task's kernels, scale and pointers. */
 static XI(block) XI(make_block)(const run *r, const task *t, int32_t worker)
 {
     attn__bump bump = {r->workers + (size_t)worker * r->worker_bytes, 0};
     XI(block) b = {.p = r->p, .t = t, .kernels = XI(kernels_get)()};
 
     b.w = XI(cut_worker)(r->p, &bump);
-    b.mode = r->p->visibility.num_add > 0 ? ATTN__NATURAL : ATTN__LOG2;
+    XI(set_scale)(&b);
     b.k = XI(keys_at)(&r->p->k, &b);
     b.v = XI(keys_at)(&r->p->v, &b);
     XI(set_lanes)(&b);
@@ -342,7 +372,7 @@ static R XI(lse_of)(const XI(block) * b, int64_t l)
         return R_NEG_INF;
     if (b->w.l[l] == K(0.0))
         return R_NAN; /* all visible scores are -inf: 0/0, as in the formula */
-    if (b->mode == ATTN__LOG2)
+    if (b->unit > K(0.0))
         return (b->w.m[l] + R_LOG2(b->w.l[l])) * ln_2;
     return b->w.m[l] + R_LOG(b->w.l[l]);
 }

@@ -628,5 +628,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_process__signals_do_not_reach_our_threads),
         cmocka_unit_test(test_dlopen__a_hundred_times),
     };
+    /* Threads also in problems as small as these. */
+    setenv("ATTN_MIN_WORK", "0", 1);
     return cmocka_run_group_tests(tests, make_all, drop_all);
 }

@@ -245,17 +245,22 @@ TARGET static void N(byte_bits)(const unsigned char *const *rows, int64_t n,
     uint64_t flip = drop ? UINT64_MAX : 0;
     uint64_t words[ATTN__KEY_WORDS] = {0};
 
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++) {
+        /* Rows are often the same for all queries, or all heads. */
+        bool is_new = i == 0 || rows[i] != rows[i - 1];
+        uintptr_t soon = (uintptr_t)rows[i] + (uintptr_t)ahead;
         for (int64_t w = 0; 64 * w < keys; w++) {
-            const unsigned char *at = rows[i] + 64 * w;
             int64_t count = keys - 64 * w < 64 ? keys - 64 * w : 64;
-            /* Rows are often the same for all queries, or all heads. */
-            if (i == 0 || rows[i] != rows[i - 1]) {
-                words[w] = (N(nonzero)(at, count) ^ flip) & N(below)(count);
-                READ_AHEAD((const void *)((uintptr_t)at + (uintptr_t)ahead));
+            if (is_new) {
+                words[w] = (N(nonzero)(rows[i] + 64 * w, count) ^ flip) &
+                           N(below)(count);
+                READ_AHEAD((const void *)(soon + (uintptr_t)(64 * w)));
             }
             by_lane[i][w] &= words[w];
         }
+        if (is_new)
+            READ_AHEAD((const void *)(soon + (uintptr_t)(keys - 1)));
+    }
 }
 
 /* Bits of the first n <= 64 numbers that are not -inf. */
@@ -360,25 +365,40 @@ TARGET ALWAYS_INLINE V N(column_max)(const R *s, int64_t ld, int64_t keys,
     return V_MAX(V_MAX(m0, m1), V_MAX(m2, m3));
 }
 
-TARGET ALWAYS_INLINE V N(weight)(V x, const int mode)
+/* e^x or 2^x, as unit says. */
+TARGET ALWAYS_INLINE V N(power)(V x, R unit)
 {
-    return mode == ATTN__NATURAL ? N(expe)(x) : N(exp2)(x);
+    return unit > K(0.0) ? N(exp2)(x) : N(expe)(x);
+}
+
+/* The weight of score s relative to the maximum m. */
+TARGET ALWAYS_INLINE V N(weight)(V s, V m, R unit)
+{
+    if (unit > K(0.0))
+        return N(exp2)(V_FMA(s, SPLAT(unit), -m));
+    return N(expe)(s - m);
+}
+
+/* A score in the units of a maximum. */
+TARGET ALWAYS_INLINE V N(in_unit)(V s, R unit)
+{
+    return unit > K(0.0) ? s * SPLAT(unit) : s;
 }
 
 /* Weights in place of scores in one column; returns their sum. Four sums:
  * shorter chains, and a smaller rounding error. */
 TARGET ALWAYS_INLINE V N(column_weights)(R *s, int64_t ld, int64_t keys, V m,
-                                         const int mode, const uint64_t *words,
+                                         R unit, const uint64_t *words,
                                          int first)
 {
     V l0 = {0}, l1 = {0}, l2 = {0}, l3 = {0};
     int64_t j = 0;
 
     for (; j + 4 <= keys; j += 4, s += 4 * ld) {
-        V p0 = N(weight)(N(score)(s, words, j, first) - m, mode);
-        V p1 = N(weight)(N(score)(s + ld, words, j + 1, first) - m, mode);
-        V p2 = N(weight)(N(score)(s + 2 * ld, words, j + 2, first) - m, mode);
-        V p3 = N(weight)(N(score)(s + 3 * ld, words, j + 3, first) - m, mode);
+        V p0 = N(weight)(N(score)(s, words, j, first), m, unit);
+        V p1 = N(weight)(N(score)(s + ld, words, j + 1, first), m, unit);
+        V p2 = N(weight)(N(score)(s + 2 * ld, words, j + 2, first), m, unit);
+        V p3 = N(weight)(N(score)(s + 3 * ld, words, j + 3, first), m, unit);
         STORE(s, p0);
         STORE(s + ld, p1);
         STORE(s + 2 * ld, p2);
@@ -389,7 +409,7 @@ TARGET ALWAYS_INLINE V N(column_weights)(R *s, int64_t ld, int64_t keys, V m,
         l3 += p3;
     }
     for (; j < keys; j++, s += ld) {
-        V p0 = N(weight)(N(score)(s, words, j, first) - m, mode);
+        V p0 = N(weight)(N(score)(s, words, j, first), m, unit);
         STORE(s, p0);
         l0 += p0;
     }
@@ -402,12 +422,12 @@ TARGET ALWAYS_INLINE V N(column_weights)(R *s, int64_t ld, int64_t keys, V m,
  * sums and products up to 2^8 times larger are far from overflow. Most tiles
  * then leave the output as it is.
  */
-#define SLACK (mode == ATTN__NATURAL ? K(5.5) : K(8.0))
+#define SLACK (unit > K(0.0) ? K(8.0) : K(5.5))
 
-/* mode is a constant, and words NULL or not. */
+/* unit is a constant 0 or not, and words NULL or not. */
 TARGET ALWAYS_INLINE bool N(softmax_of)(R *s, int64_t ld, int64_t keys,
                                         int64_t lanes, R *m, R *l, R *alpha,
-                                        const int mode, const uint64_t *words)
+                                        R unit, const uint64_t *words)
 {
     const V neg_inf = SPLAT(R_NEG_INF);
     VI moved = {0};
@@ -417,15 +437,16 @@ TARGET ALWAYS_INLINE bool N(softmax_of)(R *s, int64_t ld, int64_t keys,
         const uint64_t *column = words ? words + c / 64 : NULL;
         int first = (int)(c % 64);
         V before = LOAD(m + c);
-        V largest = N(column_max)(s + c, ld, keys, before, column, first);
+        V largest = N(in_unit)(
+            N(column_max)(s + c, ld, keys, neg_inf, column, first), unit);
         /* -inf + SLACK is -inf: the first visible score always moves m. */
         VI moves = largest > before + SPLAT(SLACK);
         V now = SELECT(moves, largest, before);
         /* Nothing visible so far: any finite reference gives weights of 0. */
         V reference = SELECT(now == neg_inf, (V){0}, now);
-        V factor = N(weight)(before - reference, mode);
+        V factor = N(power)(before - reference, unit);
         V sum =
-            N(column_weights)(s + c, ld, keys, reference, mode, column, first);
+            N(column_weights)(s + c, ld, keys, reference, unit, column, first);
 
         factor = SELECT(moves, factor, SPLAT(K(1.0)));
         moved |= moves;
@@ -439,34 +460,31 @@ TARGET ALWAYS_INLINE bool N(softmax_of)(R *s, int64_t ld, int64_t keys,
 }
 
 TARGET static bool N(softmax)(R *s, int64_t ld, int64_t keys, int64_t lanes,
-                              R *m, R *l, R *alpha, int mode,
+                              R *m, R *l, R *alpha, R unit,
                               const uint64_t *words)
 {
-    if (mode == ATTN__NATURAL)
-        return words ? N(softmax_of)(s, ld, keys, lanes, m, l, alpha,
-                                     ATTN__NATURAL, words)
-                     : N(softmax_of)(s, ld, keys, lanes, m, l, alpha,
-                                     ATTN__NATURAL, NULL);
-    return words ? N(softmax_of)(s, ld, keys, lanes, m, l, alpha, ATTN__LOG2,
-                                 words)
-                 : N(softmax_of)(s, ld, keys, lanes, m, l, alpha, ATTN__LOG2,
-                                 NULL);
+    if (unit > K(0.0))
+        return words
+                   ? N(softmax_of)(s, ld, keys, lanes, m, l, alpha, unit, words)
+                   : N(softmax_of)(s, ld, keys, lanes, m, l, alpha, unit, NULL);
+    return words ? N(softmax_of)(s, ld, keys, lanes, m, l, alpha, K(0.0), words)
+                 : N(softmax_of)(s, ld, keys, lanes, m, l, alpha, K(0.0), NULL);
 }
 
 TARGET static void N(exp)(R *s, int64_t ld, int64_t keys, int64_t lanes,
-                          const R *m, int mode, const uint64_t *words)
+                          const R *m, R unit, const uint64_t *words)
 {
     for (int64_t c = 0; c < lanes; c += VL) {
         const uint64_t *column = words ? words + c / 64 : NULL;
         int first = (int)(c % 64);
         V reference = LOAD(m + c);
         reference = SELECT(reference == SPLAT(R_NEG_INF), (V){0}, reference);
-        if (mode == ATTN__NATURAL)
-            (void)N(column_weights)(s + c, ld, keys, reference, ATTN__NATURAL,
-                                    column, first);
+        if (unit > K(0.0))
+            (void)N(column_weights)(s + c, ld, keys, reference, unit, column,
+                                    first);
         else
-            (void)N(column_weights)(s + c, ld, keys, reference, ATTN__LOG2,
-                                    column, first);
+            (void)N(column_weights)(s + c, ld, keys, reference, K(0.0), column,
+                                    first);
     }
 }
 
@@ -680,29 +698,28 @@ TARGET static void N(dots)(const R *q, int64_t ldq, int64_t n, const R *k,
         }
 }
 
-TARGET static R N(row_weights)(R *s, int64_t keys, R *m, R *l, int mode)
+TARGET static R N(row_weights)(R *s, int64_t keys, R *m, R *l, R unit)
 {
     V largest = SPLAT(R_NEG_INF), sum = {0};
-    R top = *m, reference, alpha = K(1.0), total = K(0.0);
+    R top = R_NEG_INF, reference = *m, alpha = K(1.0), total = K(0.0);
     int64_t padded = (keys + VL - 1) / VL * VL;
 
     for (int64_t j = keys; j < padded; j++)
         s[j] = R_NEG_INF;
     for (int64_t j = 0; j < padded; j += VL)
         largest = V_MAX(LOAD(s + j), largest);
+    largest = N(in_unit)(largest, unit);
     for (int i = 0; i < VL; i++)
         top = largest[i] > top ? largest[i] : top;
-    reference = *m;
     if (top > reference + SLACK) {
-        V factor = N(weight)(SPLAT(reference - top), mode);
+        V factor = N(power)(SPLAT(reference - top), unit);
         alpha = factor[0];
         reference = top;
     }
     *m = reference;
     reference = reference == R_NEG_INF ? K(0.0) : reference;
     for (int64_t j = 0; j < padded; j += VL) {
-        V x = LOAD(s + j) - SPLAT(reference);
-        V p = N(weight)(x, mode);
+        V p = N(weight)(LOAD(s + j), SPLAT(reference), unit);
         STORE(s + j, p);
         sum += p;
     }
