@@ -50,6 +50,7 @@ static XI(worker) XI(cut_worker)(const attn__sdpa *p, attn__bump *bump)
     int64_t lanes = most_lanes(p);
     int64_t keys = MIN(attn__round_up(MIN(p->kv_len, ATTN__MAX_KEYS), 4),
                        attn__tile_keys(&p->blas, R_DTYPE));
+    int64_t row_keys = MIN(p->kv_len, ROW_TILE);
     XI(worker) w;
 
     w.qt = attn__bump_take(bump, p->width * lanes, sizeof(R));
@@ -58,17 +59,22 @@ static XI(worker) XI(cut_worker)(const attn__sdpa *p, attn__bump *bump)
     w.k_copy = attn__bump_take(
         bump, attn__tile_copy_elements(&p->blas, R_DTYPE, keys, p->width),
         sizeof(R));
+    /* By rows, whole tiles are copied where V is not finite. */
     w.v_copy = attn__bump_take(
-        bump, attn__tile_copy_elements(&p->blas, R_DTYPE, keys, p->v_width),
+        bump,
+        MAX(attn__tile_copy_elements(&p->blas, R_DTYPE, keys, p->v_width),
+            row_keys * p->v_width),
         sizeof(R));
     w.gather = NULL;
     if (p->visibility.num_add > 0)
-        w.gather = attn__bump_take(bump, keys * lanes, sizeof(R));
+        w.gather = attn__bump_take(bump, MAX(keys * lanes, MAX_ROWS * row_keys),
+                                   sizeof(R));
     w.q_rows = attn__bump_take(
         bump, MAX_ROWS * attn__round_up(p->width, lane_step(R_DTYPE)),
         sizeof(R));
     w.s_rows = attn__bump_take(
-        bump, MAX_ROWS * attn__round_up(keys, lane_step(R_DTYPE)), sizeof(R));
+        bump, MAX_ROWS * attn__round_up(row_keys, lane_step(R_DTYPE)),
+        sizeof(R));
     w.o_rows = attn__bump_take(bump, MAX_ROWS * p->v_width, sizeof(R));
     w.o_tile = attn__bump_take(bump, MAX_ROWS * p->v_width, sizeof(R));
     w.m = attn__bump_take(bump, lanes, sizeof(R));
@@ -221,7 +227,8 @@ typedef struct XI(tiles) {
     } run[2];
 } XI(tiles);
 
-static XI(tiles) XI(cut_keys)(const XI(block) * b)
+/* tile: the most keys of one. */
+static XI(tiles) XI(cut_keys)(const XI(block) * b, int64_t tile)
 {
     const attn__lanes *lanes = b->w.lanes;
     int64_t low = lanes->low, high = MAX(lanes->high, lanes->low);
@@ -242,7 +249,7 @@ static XI(tiles) XI(cut_keys)(const XI(block) * b)
     }
     for (int a = 0; a < 2; a++) {
         int64_t n = t.run[a].end - t.run[a].begin;
-        int64_t tiles = attn__ceil_div(n, b->p->tile.keys);
+        int64_t tiles = attn__ceil_div(n, tile);
         if (n == 0)
             continue;
         t.run[a].size = attn__round_up(attn__ceil_div(n, tiles), 4);
