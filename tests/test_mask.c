@@ -386,6 +386,41 @@ static void test_mask_apply__empty_scores_are_fine(void **state)
     assert_int_equal(attn_mask_apply(&m, 1, &s), ATTN_OK);
 }
 
+/* Tensors and masks without elements need no memory, and what their strides
+ * say is ignored: nothing is to be multiplied by them. */
+static void test_sdpa__strides_of_empty_tensors_are_ignored(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 3; which++) {
+        const int64_t keys = which == 0 ? 0 : 3, width = which == 1 ? 0 : 4;
+        const int64_t v_width = which == 2 ? 0 : 4;
+        attn_tensor q = kit_make(ATTN_F32, 2, 3, 5, width);
+        attn_tensor k = kit_make(ATTN_F32, 2, 3, keys, width);
+        attn_tensor v = kit_make(ATTN_F32, 2, 3, keys, v_width);
+        attn_tensor out = kit_make(ATTN_F32, 2, 3, 5, v_width);
+        attn_tensor lse = kit_make(ATTN_F32, 2, 3, 5, 1);
+        attn_mask mask = {ATTN_MASK_ADD, 0, kit_make(ATTN_F32, 2, 3, 5, keys)};
+        attn_tensor *const all[] = {&q, &k, &v, &out, &mask.view};
+        for (int n = 0; n < 5; n++)
+            for (int a = 0; a < 4; a++)
+                if (all[n]->shape[0] * all[n]->shape[1] * all[n]->shape[2] *
+                        all[n]->shape[3] ==
+                    0)
+                    all[n]->stride[a] = INT64_MAX / 2;
+        attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+        p.lse = &lse;
+        p.masks = &mask;
+        p.num_masks = 1;
+        kit_fill_with(&lse, (double)NAN);
+        assert_int_equal(attn_sdpa(NULL, &p, &q, &k, &v, &out), ATTN_OK);
+        for (int64_t i = 0; i < 5; i++)
+            assert_int_equal(isinf(kit_get(&lse, 1, 2, i, 0)) != 0, keys == 0);
+        kit_drop(&lse);
+        for (int n = 0; n < 5; n++)
+            kit_drop(all[n]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -403,6 +438,7 @@ int main(void)
         cmocka_unit_test(test_mask_apply__a_large_negative_number_is_a_number),
         cmocka_unit_test(test_mask_apply__stride_0_is_a_broadcast),
         cmocka_unit_test(test_mask_apply__empty_scores_are_fine),
+        cmocka_unit_test(test_sdpa__strides_of_empty_tensors_are_ignored),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
