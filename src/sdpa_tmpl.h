@@ -135,6 +135,22 @@ static void XI(set_lanes)(XI(block) * b)
     attn__lanes_ranges(lanes, &b->p->visibility, &t->s);
 }
 
+/* What the scores are in: powers of 2, but of e where masks are added to them,
+ * or where the scale times log2(e) is beyond a double. */
+static int XI(mode_of)(const attn__sdpa *p)
+{
+    bool fits = fabs(p->scale) <= DBL_MAX / 2;
+
+    return p->visibility.num_add > 0 || !fits ? ATTN__NATURAL : ATTN__LOG2;
+}
+
+/* A number of Q times the scale, which may be beyond its type; the product need
+ * not be. */
+static R XI(scaled)(R x, double scale)
+{
+    return fabs(scale) <= (double)R_MAX ? x * (R)scale : (R)((double)x * scale);
+}
+
 /* scale Q, with log2(e) in the scale unless masks are added to it: by rows,
  * zero up to whole vectors, or transposed. */
 static void XI(pack_queries)(XI(block) * b)
@@ -142,7 +158,7 @@ static void XI(pack_queries)(XI(block) * b)
     const attn__sdpa *p = b->p;
     const attn__lanes *lanes = b->w.lanes;
     const double log2_e = 1.4426950408889634074;
-    R scale = (R)(b->mode == ATTN__LOG2 ? p->scale * log2_e : p->scale);
+    double scale = b->mode == ATTN__LOG2 ? p->scale * log2_e : p->scale;
     int64_t stride = p->q.stride[3];
     int64_t ld = attn__round_up(p->width, lane_step(R_DTYPE));
 
@@ -152,18 +168,20 @@ static void XI(pack_queries)(XI(block) * b)
         for (int64_t l = 0; l < lanes->n; l++)
             for (int64_t d = 0; d < ld; d++)
                 b->w.q_rows[l * ld + d] =
-                    d < p->width ? b->w.rows[l][d * stride] * scale : K(0.0);
+                    d < p->width ? XI(scaled)(b->w.rows[l][d * stride], scale)
+                                 : K(0.0);
         return;
     }
-    if (stride == 1 || p->width <= 1) {
-        b->kernels->pack(b->w.rows, lanes->n, b->padded, p->width, scale,
+    if ((stride == 1 || p->width <= 1) && fabs(scale) <= (double)R_MAX) {
+        b->kernels->pack(b->w.rows, lanes->n, b->padded, p->width, (R)scale,
                          b->w.qt, b->padded);
         return;
     }
     for (int64_t d = 0; d < p->width; d++)
         for (int64_t l = 0; l < b->padded; l++)
             b->w.qt[d * b->padded + l] =
-                l < lanes->n ? b->w.rows[l][d * stride] * scale : K(0.0);
+                l < lanes->n ? XI(scaled)(b->w.rows[l][d * stride], scale)
+                             : K(0.0);
 }
 
 /* All but the running state; a task's kernels, mode and pointers. */
@@ -173,7 +191,7 @@ static XI(block) XI(make_block)(const run *r, const task *t, int32_t worker)
     XI(block) b = {.p = r->p, .t = t, .kernels = XI(kernels_get)()};
 
     b.w = XI(cut_worker)(r->p, &bump);
-    b.mode = r->p->visibility.num_add > 0 ? ATTN__NATURAL : ATTN__LOG2;
+    b.mode = XI(mode_of)(r->p);
     b.k = XI(keys_at)(&r->p->k, &b);
     b.v = XI(keys_at)(&r->p->v, &b);
     XI(set_lanes)(&b);
