@@ -183,16 +183,20 @@ TARGET static void N(unpack)(const R *src, int64_t ld, int64_t n, int64_t width,
 
 /*
  * A bias of -FLT_MAX or so must not become -inf by being added to a score: a
- * row of such biases is no empty row. Finite plus finite is kept finite. A bias
- * of -inf hides, whatever the score is.
+ * row of such biases is no empty row. Finite plus finite is kept finite, at the
+ * other end too, where +inf would make the row NaN. A bias of -inf hides,
+ * whatever the score is.
  */
 TARGET static inline V N(biased)(V s, V bias)
 {
+    const V low = SPLAT(-R_MAX), high = SPLAT(R_MAX);
+    const VI magnitude = (VI){0} + (I)(sizeof(R) == 4 ? INT32_MAX : INT64_MAX);
     V sum = s + bias;
-    V low = SPLAT(-R_MAX);
+    V larger = V_MAX((V)((VI)s & magnitude), (V)((VI)bias & magnitude));
+    V clamped = SELECT(sum > high, high, V_MAX(low, sum));
 
-    /* Where both are finite or +inf, -inf can only come from the addition. */
-    sum = SELECT((s >= low) & (bias >= low), V_MAX(low, sum), sum);
+    /* Not where one is infinite. NaN is in the sum, and passes through. */
+    sum = SELECT(larger <= high, clamped, sum);
     return SELECT(bias == SPLAT(R_NEG_INF), bias, sum);
 }
 
