@@ -37,26 +37,45 @@ static int64_t panel_columns(const attn__blas *blas)
 typedef struct row_runs {
     int64_t count, rows;
     int64_t inner; /* runs per batch: the heads, or 1 */
+    int64_t x_row,
+        y_row; /* from a row to the next, of a single row its width */
 } row_runs;
 
-/* The three leading axes of a tensor become one if each row follows the last
- * one at the same distance. */
-static bool is_one_run(const attn_tensor *t)
+/* Do the rows of all three leading axes follow each other at one distance?
+ * *row is that distance; axes of size 1 have no say. */
+static bool is_one_run(const attn_tensor *t, int64_t *row)
 {
-    int64_t rows = t->shape[2], row = t->stride[2];
+    int64_t rows = 1;
 
-    return (t->shape[1] == 1 || t->stride[1] == rows * row) &&
-           (t->shape[0] == 1 || t->stride[0] == t->shape[1] * rows * row);
+    *row = t->shape[3];
+    for (int a = 2; a >= 0; a--) {
+        if (t->shape[a] == 1)
+            continue;
+        if (rows == 1)
+            *row = t->stride[a];
+        else if (t->stride[a] != rows * *row)
+            return false;
+        rows *= t->shape[a];
+    }
+    return true;
+}
+
+static int64_t row_stride(const attn_tensor *t)
+{
+    return t->shape[2] > 1 ? t->stride[2] : t->shape[3];
 }
 
 static row_runs find_runs(const attn_tensor *x, const attn_tensor *y)
 {
     int64_t rows = x->shape[2];
-    row_runs r = {x->shape[0] * x->shape[1], rows, x->shape[1]};
+    row_runs r = {x->shape[0] * x->shape[1], rows, x->shape[1], 0, 0};
 
-    /* Of one row each, the row stride says nothing. */
-    if (rows > 1 && is_one_run(x) && is_one_run(y))
-        r = (row_runs){1, r.count * rows, 1};
+    /* Of no inputs, x is no memory, and its strides may be anything. */
+    if ((x->shape[3] == 0 || is_one_run(x, &r.x_row)) &&
+        is_one_run(y, &r.y_row))
+        return (row_runs){1, r.count * rows, 1, r.x_row, r.y_row};
+    r.x_row = x->shape[3] == 0 ? 0 : row_stride(x);
+    r.y_row = row_stride(y);
     return r;
 }
 
@@ -173,12 +192,12 @@ void attn__linear_run(const attn__executor *executor, const attn__blas *blas,
                     .layout = layout,
                     .in = x->shape[3],
                     .out = y->shape[3],
-                    .runs = find_runs(x, y),
                     .workers = work};
     attn__executor e = *executor;
 
     if (attn__count(y) == 0)
         return;
+    r.runs = find_runs(x, y);
     r.worker_bytes = worker_bytes(blas, x->dtype, r.in);
     r.panels = attn__ceil_div(r.out, panel_columns(blas));
     r.slices = attn__ceil_div(r.runs.rows, TASK_ROWS);

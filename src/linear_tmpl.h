@@ -60,7 +60,7 @@ static void XI(set_bias)(const linear_run *r, R *y, int64_t ld, int64_t rows,
 static void XI(multiply)(const linear_run *r, XI(panel) * p, const R *x,
                          bool copy_x, int64_t rows, int64_t n, R *y, int64_t ld)
 {
-    int64_t row = r->x->stride[2], column = r->x->stride[3];
+    int64_t row = r->runs.x_row, column = r->x->stride[3];
     int beta = r->bias != NULL;
 
     if (r->in == 0)
@@ -68,7 +68,7 @@ static void XI(multiply)(const linear_run *r, XI(panel) * p, const R *x,
     for (int64_t a = 0; a < r->in; a += DEPTH) {
         int64_t depth = MIN(DEPTH, r->in - a);
         const R *from = x + a * column;
-        int64_t from_ld = MAX(row, depth);
+        int64_t from_ld = row;
         if (copy_x) {
             for (int64_t i = 0; i < rows; i++)
                 for (int64_t c = 0; c < depth; c++)
@@ -81,12 +81,11 @@ static void XI(multiply)(const linear_run *r, XI(panel) * p, const R *x,
     }
 }
 
-/* Can a product use these rows in place? A single row has no row stride. */
-static bool XI(is_plain)(const attn_tensor *t, int64_t rows)
+/* Can a product use rows so far apart in place? */
+static bool XI(is_plain)(const attn_tensor *t, int64_t row)
 {
-    return (t->stride[3] == 1 || t->shape[3] == 1) &&
-           (rows == 1 ||
-            (t->stride[2] >= t->shape[3] && t->stride[2] <= INT32_MAX));
+    return (t->stride[3] == 1 || t->shape[3] == 1) && row >= t->shape[3] &&
+           row <= INT32_MAX;
 }
 
 static void XI(linear_task)(void *data, int64_t index, int32_t worker)
@@ -103,24 +102,26 @@ static void XI(linear_task)(void *data, int64_t index, int32_t worker)
     int64_t n = MIN(panel_columns(r->blas), r->out - first);
     int64_t begin = slice * TASK_ROWS;
     int64_t end = MIN(begin + TASK_ROWS, r->runs.rows);
-    bool copy_x = !XI(is_plain)(r->x, r->runs.rows);
-    bool copy_y = !XI(is_plain)(r->y, r->runs.rows);
+    int64_t x_row = r->runs.x_row, y_row = r->runs.y_row;
+    bool copy_x = !XI(is_plain)(r->x, x_row);
+    bool copy_y = !XI(is_plain)(r->y, y_row);
     int64_t step = copy_x || copy_y ? COPY_ROWS : TASK_ROWS;
-    const R *x =
-        (const R *)r->x->data + b * r->x->stride[0] + h * r->x->stride[1];
+    const R *x = r->x->data;
     R *y = (R *)r->y->data + b * r->y->stride[0] + h * r->y->stride[1];
 
+    if (r->in > 0)
+        x += b * r->x->stride[0] + h * r->x->stride[1];
     XI(copy_panel)(r, &p, first, n);
     for (int64_t i = begin; i < end; i += step) {
         int64_t rows = MIN(step, end - i);
-        int64_t ld = copy_y ? n : MAX(r->y->stride[2], r->out);
-        R *to = copy_y ? p.y : y + i * r->y->stride[2] + first;
+        int64_t ld = copy_y ? n : y_row;
+        R *to = copy_y ? p.y : y + i * y_row + first;
         if (r->bias)
             XI(set_bias)(r, to, ld, rows, first, n);
-        XI(multiply)(r, &p, x + i * r->x->stride[2], copy_x, rows, n, to, ld);
+        XI(multiply)(r, &p, x + i * x_row, copy_x, rows, n, to, ld);
         for (int64_t a = 0; copy_y && a < rows; a++)
             for (int64_t c = 0; c < n; c++)
-                y[(i + a) * r->y->stride[2] + (first + c) * r->y->stride[3]] =
+                y[(i + a) * y_row + (first + c) * r->y->stride[3]] =
                     p.y[a * n + c];
     }
     attn__blas_leave(guard);

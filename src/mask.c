@@ -334,7 +334,9 @@ static attn_status check_mask(const char *call, const char *name,
                               "%s: %s has shape[%d] = %" PRId64
                               "; it must be %s = %" PRId64 " or 1 (broadcast)",
                               call, name, a, t->shape[a], letters[a], shape[a]);
-        view->stride[a] = t->shape[a] == 1 ? 0 : t->stride[a] * bytes;
+        /* Without elements strides may be anything; none is used. */
+        view->stride[a] =
+            t->shape[a] == 1 || attn__count(t) == 0 ? 0 : t->stride[a] * bytes;
     }
     view->data = t->data;
     view->kind = mask->kind;

@@ -6,7 +6,9 @@ static R XI(biased)(R x, R bias)
 {
     R sum = x + bias;
 
-    return x >= -R_MAX && bias >= -R_MAX && sum < -R_MAX ? -R_MAX : sum;
+    if (x < -R_MAX || x > R_MAX || bias < -R_MAX || bias > R_MAX)
+        return sum;
+    return sum < -R_MAX ? -R_MAX : sum > R_MAX ? R_MAX : sum;
 }
 
 /* The rows of an ADD mask for these lanes, keys adjacent: as they are, or

@@ -46,8 +46,9 @@ static void XI(rotary_row)(const rotary_run *r, const R *x, R *y, int64_t p)
 {
     int64_t width = r->x->shape[3], n = r->pairs;
     int64_t sx = r->x->stride[3], sy = r->y->stride[3];
-    const R *c = (const R *)r->cos->data + p * r->cos->stride[2];
-    const R *s = (const R *)r->sin->data + p * r->sin->stride[2];
+    /* Tables without columns are no memory, and have no strides. */
+    const R *c = (const R *)r->cos->data + (n > 0 ? p * r->cos->stride[2] : 0);
+    const R *s = (const R *)r->sin->data + (n > 0 ? p * r->sin->stride[2] : 0);
     bool halves = r->params.style == ATTN_ROTARY_HALVES;
     R sign = r->params.inverse ? K(-1.0) : K(1.0);
 

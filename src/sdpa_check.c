@@ -20,6 +20,17 @@ void attn_sdpa_params_init(attn_sdpa_params *params)
 
 /* -------------------------------------------------------------- Tensors -- */
 
+/* A copy, with strides that can be multiplied: those of a tensor without
+ * elements have not been checked, and may be anything. */
+static attn_tensor usable(const attn_tensor *t)
+{
+    attn_tensor copy = *t;
+
+    for (int a = 0; a < 4 && attn__count(t) == 0; a++)
+        copy.stride[a] = 0;
+    return copy;
+}
+
 static attn_status check_types(const char *call, const attn_tensor *q,
                                const attn_tensor *k, const attn_tensor *v,
                                const attn_tensor *out)
@@ -324,7 +335,7 @@ static attn_status check_extra(const char *call, const char *name,
         status = attn__check_places(call, name, t);
     if (status)
         return status;
-    *copy = *t;
+    *copy = usable(t);
     *wanted = true;
     return ATTN_OK;
 }
@@ -422,10 +433,10 @@ attn_status attn__sdpa_prepare(const char *call, const attn_context *context,
         status = check_fit(call, q, k, v, out);
     if (status)
         return status;
-    p->q = *q;
-    p->k = *k;
-    p->v = *v;
-    p->out = *out;
+    p->q = usable(q);
+    p->k = usable(k);
+    p->v = usable(v);
+    p->out = usable(out);
     p->heads = q->shape[1];
     p->kv_heads = k->shape[1];
     p->group = p->kv_heads > 0 ? p->heads / p->kv_heads : 1;

@@ -41,7 +41,8 @@ static void XI(compute_task)(void *data, int64_t index, int32_t worker)
     task t = find_task(r, r->wave_start + index);
     attn__blas_guard guard = attn__blas_enter();
     XI(block) b = XI(make_block)(r, &t, worker);
-    XI(tiles) tiles = XI(cut_keys)(&b);
+    XI(tiles)
+    tiles = XI(cut_keys)(&b, b.by_rows ? XI(row_tile)(&b) : r->p->tile.keys);
     int64_t count = tiles.run[0].count + tiles.run[1].count;
     int64_t begin, end;
     R *seen = NULL;
@@ -191,7 +192,7 @@ static void XI(odd_weights)(XI(block) * b, attn__tile_state state, int64_t keys)
 static void XI(weights_block)(const run *r, XI(block) * b)
 {
     const attn__sdpa *p = b->p;
-    XI(tiles) tiles = XI(cut_keys)(b);
+    XI(tiles) tiles = XI(cut_keys)(b, p->tile.keys);
     int64_t count = tiles.run[0].count + tiles.run[1].count;
     int64_t written = 0; /* keys below have their weights */
     R over_heads = K(1.0) / (R)p->heads;

@@ -50,6 +50,7 @@ static XI(worker) XI(cut_worker)(const attn__sdpa *p, attn__bump *bump)
     int64_t lanes = most_lanes(p);
     int64_t keys = MIN(attn__round_up(MIN(p->kv_len, ATTN__MAX_KEYS), 4),
                        attn__tile_keys(&p->blas, R_DTYPE));
+    int64_t row_keys = MIN(p->kv_len, ROW_TILE);
     XI(worker) w;
 
     w.qt = attn__bump_take(bump, p->width * lanes, sizeof(R));
@@ -58,17 +59,22 @@ static XI(worker) XI(cut_worker)(const attn__sdpa *p, attn__bump *bump)
     w.k_copy = attn__bump_take(
         bump, attn__tile_copy_elements(&p->blas, R_DTYPE, keys, p->width),
         sizeof(R));
+    /* By rows, whole tiles are copied where V is not finite. */
     w.v_copy = attn__bump_take(
-        bump, attn__tile_copy_elements(&p->blas, R_DTYPE, keys, p->v_width),
+        bump,
+        MAX(attn__tile_copy_elements(&p->blas, R_DTYPE, keys, p->v_width),
+            row_keys * p->v_width),
         sizeof(R));
     w.gather = NULL;
     if (p->visibility.num_add > 0)
-        w.gather = attn__bump_take(bump, keys * lanes, sizeof(R));
+        w.gather = attn__bump_take(bump, MAX(keys * lanes, MAX_ROWS * row_keys),
+                                   sizeof(R));
     w.q_rows = attn__bump_take(
         bump, MAX_ROWS * attn__round_up(p->width, lane_step(R_DTYPE)),
         sizeof(R));
     w.s_rows = attn__bump_take(
-        bump, MAX_ROWS * attn__round_up(keys, lane_step(R_DTYPE)), sizeof(R));
+        bump, MAX_ROWS * attn__round_up(row_keys, lane_step(R_DTYPE)),
+        sizeof(R));
     w.o_rows = attn__bump_take(bump, MAX_ROWS * p->v_width, sizeof(R));
     w.o_tile = attn__bump_take(bump, MAX_ROWS * p->v_width, sizeof(R));
     w.m = attn__bump_take(bump, lanes, sizeof(R));
@@ -89,12 +95,12 @@ typedef struct XI(block) {
     const task *t;
     const XI(kernels) * kernels;
     XI(worker) w;
-    int64_t padded; /* lanes, rounded up to whole vectors: the ld of tiles */
-    R unit;         /* of the scores, see kernels.h */
-    R pack_scale;   /* what q is multiplied by */
-    bool by_rows;   /* few queries: no GEMM */
-    bool careful;   /* hidden values may be NaN or inf */
-    const R *k, *v; /* key 0 of this sequence and head */
+    int64_t padded;    /* lanes, rounded up to whole vectors: the ld of tiles */
+    R unit;            /* of the scores, see kernels.h */
+    double pack_scale; /* what q is multiplied by */
+    bool by_rows;      /* few queries: no GEMM */
+    bool careful;      /* hidden values may be NaN or inf */
+    const R *k, *v;    /* key 0 of this sequence and head */
 } XI(block);
 
 /* Element (i, h) of a tensor that runs along the queries, its last index 0. */
@@ -138,12 +144,19 @@ static void XI(set_lanes)(XI(block) * b)
     attn__lanes_ranges(lanes, &b->p->visibility, &t->s);
 }
 
+/* A number of Q times the scale, which may be beyond its type; the product need
+ * not be. */
+static R XI(scaled)(R x, double scale)
+{
+    return fabs(scale) <= (double)R_MAX ? x * (R)scale : (R)((double)x * scale);
+}
+
 /* pack_scale Q: by rows, zero up to whole vectors, or transposed. */
 static void XI(pack_queries)(XI(block) * b)
 {
     const attn__sdpa *p = b->p;
     const attn__lanes *lanes = b->w.lanes;
-    R scale = b->pack_scale;
+    double scale = b->pack_scale;
     int64_t stride = p->q.stride[3];
     int64_t ld = attn__round_up(p->width, lane_step(R_DTYPE));
 
@@ -153,24 +166,26 @@ static void XI(pack_queries)(XI(block) * b)
         for (int64_t l = 0; l < lanes->n; l++)
             for (int64_t d = 0; d < ld; d++)
                 b->w.q_rows[l * ld + d] =
-                    d < p->width ? b->w.rows[l][d * stride] * scale : K(0.0);
+                    d < p->width ? XI(scaled)(b->w.rows[l][d * stride], scale)
+                                 : K(0.0);
         return;
     }
-    if (stride == 1 || p->width <= 1) {
-        b->kernels->pack(b->w.rows, lanes->n, b->padded, p->width, scale,
+    if ((stride == 1 || p->width <= 1) && fabs(scale) <= (double)R_MAX) {
+        b->kernels->pack(b->w.rows, lanes->n, b->padded, p->width, (R)scale,
                          b->w.qt, b->padded);
         return;
     }
     for (int64_t d = 0; d < p->width; d++)
         for (int64_t l = 0; l < b->padded; l++)
             b->w.qt[d * b->padded + l] =
-                l < lanes->n ? b->w.rows[l][d * stride] * scale : K(0.0);
+                l < lanes->n ? XI(scaled)(b->w.rows[l][d * stride], scale)
+                             : K(0.0);
 }
 
 /*
- * The scale, divided into what q is multiplied by and the unit of the scores.
- * A power of two loses nothing; of an ordinary scale, unit is then between
- * log2(e)/2 and log2(e). Exponents are kept to what q can take.
+ * The scale, divided into what q is multiplied by and the unit of the scores. A
+ * power of two loses nothing; unit is then between log2(e)/2 and log2(e). Where
+ * masks are added to the scores, or the scale is extreme, q takes all of it.
  */
 static void XI(set_scale)(XI(block) * b)
 {
@@ -178,22 +193,16 @@ static void XI(set_scale)(XI(block) * b)
     double scale = b->p->scale;
     int exponent;
 
-    if (b->p->visibility.num_add > 0) {
-        b->pack_scale = (R)scale;
-        b->unit = K(0.0);
-        return;
-    }
+    b->pack_scale = scale;
+    b->unit = K(0.0);
     (void)frexp(scale, &exponent);
-    exponent = MAX(MIN(exponent, 60), -60);
-    b->pack_scale =
-        (R)(scale == 0.0 ? 0.0 : copysign(ldexp(1.0, exponent), scale));
-    b->unit = (R)(scale == 0.0 ? log2_e
-                               : fabs(scale) * log2_e * ldexp(1.0, -exponent));
-    if (!(b->unit > K(0.0)) || b->unit > R_MAX) {
-        /* Beyond what these two can hold: what overflows may overflow. */
-        b->pack_scale = (R)(scale * log2_e);
-        b->unit = K(1.0);
-    }
+    if (b->p->visibility.num_add > 0 || exponent > 60 || exponent < -60)
+        return;
+    b->unit = (R)log2_e;
+    if (scale == 0.0)
+        return;
+    b->pack_scale = copysign(ldexp(1.0, exponent), scale);
+    b->unit = (R)(scale / b->pack_scale * log2_e);
 }
 
 /* All but the running state; a task's kernels, scale and pointers. */
@@ -203,7 +212,7 @@ static XI(block) XI(make_block)(const run *r, const task *t, int32_t worker)
     XI(block) b = {.p = r->p, .t = t, .kernels = XI(kernels_get)()};
 
     b.w = XI(cut_worker)(r->p, &bump);
-    XI(set_scale)(&b);
+    (void)XI(set_scale)(&b);
     b.k = XI(keys_at)(&r->p->k, &b);
     b.v = XI(keys_at)(&r->p->v, &b);
     XI(set_lanes)(&b);
@@ -221,7 +230,8 @@ typedef struct XI(tiles) {
     } run[2];
 } XI(tiles);
 
-static XI(tiles) XI(cut_keys)(const XI(block) * b)
+/* tile: the most keys of one. */
+static XI(tiles) XI(cut_keys)(const XI(block) * b, int64_t tile)
 {
     const attn__lanes *lanes = b->w.lanes;
     int64_t low = lanes->low, high = MAX(lanes->high, lanes->low);
@@ -242,7 +252,7 @@ static XI(tiles) XI(cut_keys)(const XI(block) * b)
     }
     for (int a = 0; a < 2; a++) {
         int64_t n = t.run[a].end - t.run[a].begin;
-        int64_t tiles = attn__ceil_div(n, b->p->tile.keys);
+        int64_t tiles = attn__ceil_div(n, tile);
         if (n == 0)
             continue;
         t.run[a].size = attn__round_up(attn__ceil_div(n, tiles), 4);

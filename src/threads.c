@@ -60,7 +60,7 @@ struct attn__pool {
     atomic_int pending;     /* workers that have not finished this job */
     bool stop;
     fenv_t environment; /* the caller's rounding mode and flush bits */
-    unsigned forks;     /* fork_count when the threads were started */
+    atomic_uint forks;  /* fork_count when the threads were started */
     int avoided_cpu;    /* where no worker runs, or -1 */
     int32_t num_workers;
     worker workers[MAX_THREADS];
@@ -72,14 +72,32 @@ static _Thread_local bool inside;
 /* How often this process is a child: threads do not survive fork. */
 static atomic_uint fork_count;
 
-static void count_fork(void)
+/* Locks of the process. */
+static pthread_mutex_t once_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t revival_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t process_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* The child has one thread, so nobody holds a lock there: those that a thread
+ * of the parent held when it forked would never be given back. */
+static void begin_child(void)
 {
+    (void)pthread_mutex_init(&once_lock, NULL);
+    (void)pthread_mutex_init(&revival_lock, NULL);
+    (void)pthread_mutex_init(&process_lock, NULL);
     atomic_fetch_add(&fork_count, 1);
 }
 
 static void register_fork_handler(void)
 {
-    (void)pthread_atfork(NULL, NULL, count_fork);
+    (void)pthread_atfork(NULL, NULL, begin_child);
+}
+
+static void watch_forks(void)
+{
+    /* Not attn__run_once, which needs it. */
+    static pthread_once_t registered = PTHREAD_ONCE_INIT;
+
+    (void)pthread_once(&registered, register_fork_handler);
 }
 
 static void pause_briefly(void)
@@ -199,7 +217,25 @@ static void reset(attn__pool *pool)
     pool->stop = false;
     pool->num_workers = 0;
     pool->avoided_cpu = -1;
-    pool->forks = atomic_load(&fork_count);
+    /* Last: whoever sees it may use the pool. */
+    atomic_store_explicit(&pool->forks, atomic_load(&fork_count),
+                          memory_order_release);
+}
+
+/* Are the pool's threads those of this process? */
+static bool is_ours(attn__pool *pool)
+{
+    return atomic_load_explicit(&pool->forks, memory_order_acquire) ==
+           atomic_load_explicit(&fork_count, memory_order_relaxed);
+}
+
+/* In a child of fork, whose threads may come here together. */
+static void revive(attn__pool *pool)
+{
+    pthread_mutex_lock(&revival_lock);
+    if (!is_ours(pool))
+        reset(pool);
+    pthread_mutex_unlock(&revival_lock);
 }
 
 size_t attn__pool_bytes(void)
@@ -209,13 +245,11 @@ size_t attn__pool_bytes(void)
 
 attn__pool *attn__pool_create(const attn__allocator *allocator)
 {
-    /* Not attn__run_once: the default context makes its pool inside one. */
-    static pthread_once_t registered = PTHREAD_ONCE_INIT;
     attn__pool *pool = attn__alloc(allocator, sizeof *pool);
 
     if (!pool)
         return NULL;
-    (void)pthread_once(&registered, register_fork_handler);
+    watch_forks();
     reset(pool);
     return pool;
 }
@@ -225,7 +259,7 @@ void attn__pool_destroy(attn__pool *pool, const attn__allocator *allocator)
     if (!pool)
         return;
     /* In a child of fork the threads are the parent's; there is none here. */
-    if (pool->forks == atomic_load(&fork_count)) {
+    if (is_ours(pool)) {
         pthread_mutex_lock(&pool->lock);
         pool->stop = true;
         pthread_cond_broadcast(&pool->wake);
@@ -301,8 +335,8 @@ static void wait_until_done(attn__pool *pool)
 /* False if another caller's job is running. */
 static bool run_on_pool(attn__pool *pool, job *j, int32_t threads)
 {
-    if (pool->forks != atomic_load_explicit(&fork_count, memory_order_relaxed))
-        reset(pool);
+    if (!is_ours(pool))
+        revive(pool);
     if (pthread_mutex_trylock(&pool->busy) != 0)
         return false;
     publish(pool, j, threads - 1);
@@ -365,19 +399,16 @@ void attn__parallel_for(const attn__executor *executor, int64_t num_tasks,
 
 void attn__run_once(atomic_int *done, void (*fn)(void))
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
     if (atomic_load_explicit(done, memory_order_acquire))
         return;
-    pthread_mutex_lock(&lock);
+    watch_forks();
+    pthread_mutex_lock(&once_lock);
     if (!atomic_load_explicit(done, memory_order_relaxed)) {
         fn();
         atomic_store_explicit(done, 1, memory_order_release);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&once_lock);
 }
-
-static pthread_mutex_t process_lock = PTHREAD_MUTEX_INITIALIZER;
 
 void attn__process_lock(void)
 {

@@ -428,6 +428,49 @@ static void test_scores__far_from_zero_are_finite(void **state)
         }
 }
 
+/*
+ * Any finite scale, says attn.h: also one that is beyond a float, or that is
+ * when log2(e) is taken in. Queries and keys are so small that scores are not.
+ * 1 query goes by rows, 40 by tiles.
+ */
+static void test_scale__may_be_beyond_the_type(void **state)
+{
+    (void)state;
+    static const double scales[] = {3e38, -1e40, 1e300, 1.7e308};
+    for (attn_dtype dtype = ATTN_F32; dtype <= ATTN_F64; dtype++)
+        for (int n = 0; n < 8; n++) {
+            const double scale = scales[n % 4];
+            const double x = 1.0 / fabs(scale); /* in float perhaps 0 */
+            tensor q = tensor_make(dtype, 1, 1, n < 4 ? 1 : 40, 1);
+            tensor k = tensor_make(dtype, 1, 1, 30, 1);
+            tensor v = tensor_make(dtype, 1, 1, 30, 1);
+            tensor out = tensor_make(dtype, 1, 1, n < 4 ? 1 : 40, 1);
+            /* Scores of 0, and one of 1 or -1 in every second row. */
+            for (int64_t i = 0; i < q.view.shape[2]; i++)
+                tensor_set(&q.view, 0, 0, i, 0, i % 2 ? 0.0 : x);
+            for (int64_t j = 0; j < 30; j++) {
+                tensor_set(&k.view, 0, 0, j, 0, j == 0 ? 1.0 : 0.0);
+                tensor_set(&v.view, 0, 0, j, 0, (double)(j != 0));
+            }
+            attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+            p.flags = ATTN_SDPA_SCALE;
+            p.scale = scale;
+            assert_int_equal(
+                attn_sdpa(NULL, &p, &q.view, &k.view, &v.view, &out.view),
+                ATTN_OK);
+            for (int64_t i = 0; i < q.view.shape[2]; i++) {
+                const double z = (double)ref_get(&q.view, 0, 0, i, 0) * scale;
+                const double want = 29.0 / (29.0 + exp(z));
+                const double got = (double)ref_get(&out.view, 0, 0, i, 0);
+                assert_true(fabs(got - want) <= 1e-6);
+            }
+            tensor_free(&q);
+            tensor_free(&k);
+            tensor_free(&v);
+            tensor_free(&out);
+        }
+}
+
 /* Softmax over the queries instead of the keys: nothing fails, but the row
  * sums tell. */
 static void test_softmax__wrong_axis_is_caught(void **state)
@@ -527,6 +570,7 @@ int main(void)
         cmocka_unit_test(test_error__k_stored_the_wrong_way_round),
         cmocka_unit_test(test_error__matrix_does_not_fit_its_input),
         cmocka_unit_test(test_scores__far_from_zero_are_finite),
+        cmocka_unit_test(test_scale__may_be_beyond_the_type),
         cmocka_unit_test(test_softmax__wrong_axis_is_caught),
         cmocka_unit_test(test_sdpa__128_tokens_agree_with_plain_loops),
         cmocka_unit_test(test_mha__head_width_is_free)};

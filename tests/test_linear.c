@@ -191,6 +191,59 @@ static void test_linear__layouts_agree(void **state)
     kit_drop(&y);
 }
 
+/*
+ * The stride of an axis of size 1 is ignored, whatever it is: once it went on
+ * to the BLAS as the leading dimension of a single row, and did not fit there.
+ */
+static void test_linear__strides_of_single_rows_are_ignored(void **state)
+{
+    (void)state;
+    static const int64_t strides[] = {
+        0, -1, INT64_C(3000000000), -(INT64_C(1) << 40), INT64_MAX, INT64_MIN};
+    for (size_t n = 0; n < sizeof strides / sizeof strides[0]; n++)
+        for (int32_t layout = 1; layout <= 2; layout++) {
+            attn_tensor x = kit_make(ATTN_F32, 1, 1, 1, 20);
+            attn_tensor w = make_weight(ATTN_F32, layout, 33, 20);
+            attn_tensor bias = kit_make(ATTN_F32, 1, 1, 1, 33);
+            attn_tensor y = kit_make(ATTN_F32, 1, 1, 1, 33);
+            attn_tensor *const all[] = {&x, &w, &bias, &y};
+            for (int i = 0; i < 4; i++)
+                for (int a = 0; a < 4; a++)
+                    if (all[i]->shape[a] == 1)
+                        all[i]->stride[a] = strides[n];
+            kit_fill_with(&y, (double)NAN);
+            assert_int_equal(attn_linear(NULL, layout, &x, &w, &bias, &y),
+                             ATTN_OK);
+            expect_linear("single row", layout, &x, &w, &bias, &y);
+            for (int i = 0; i < 4; i++)
+                kit_drop(all[i]);
+        }
+}
+
+/* (B,1,1,E), as when decoding, and (1,H,1,E), adjacent or not: they are one
+ * run of rows where they can be, and rows apart from each other elsewhere. */
+static void test_linear__one_row_a_sequence(void **state)
+{
+    (void)state;
+    for (int64_t apart = 0; apart <= 3; apart++)
+        for (int axis = 0; axis < 2; axis++) {
+            const int64_t rows[] = {axis == 0 ? 70 : 2, axis == 0 ? 1 : 35};
+            const int64_t x_row = 9 + apart % 2 * 4, y_row = 5 + apart / 2 * 3;
+            attn_tensor x = kit_make(ATTN_F64, rows[0], rows[1], 1, x_row);
+            attn_tensor y = kit_make(ATTN_F64, rows[0], rows[1], 1, y_row);
+            attn_tensor w = kit_make(ATTN_F64, 1, 1, 5, 9);
+            x.shape[3] = 9;
+            y.shape[3] = 5;
+            assert_int_equal(
+                attn_linear(NULL, ATTN_WEIGHT_OUT_IN, &x, &w, NULL, &y),
+                ATTN_OK);
+            expect_linear("one row", ATTN_WEIGHT_OUT_IN, &x, &w, NULL, &y);
+            kit_drop(&x);
+            kit_drop(&w);
+            kit_drop(&y);
+        }
+}
+
 /* A NaN in one row of x stays in that row of y. */
 static void test_linear__nan_stays_in_its_row(void **state)
 {
@@ -216,6 +269,8 @@ int main(void)
         cmocka_unit_test(test_linear__zero_sizes_are_fine),
         cmocka_unit_test(test_linear__any_strides),
         cmocka_unit_test(test_linear__layouts_agree),
+        cmocka_unit_test(test_linear__strides_of_single_rows_are_ignored),
+        cmocka_unit_test(test_linear__one_row_a_sequence),
         cmocka_unit_test(test_linear__nan_stays_in_its_row),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

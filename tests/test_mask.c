@@ -4,6 +4,7 @@
  */
 #include "kit.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -386,6 +387,84 @@ static void test_mask_apply__empty_scores_are_fine(void **state)
     assert_int_equal(attn_mask_apply(&m, 1, &s), ATTN_OK);
 }
 
+/*
+ * A finite score stays finite when finite numbers are added to it, at both
+ * ends of the type: at the upper one it once became +inf, and the row NaN.
+ * 3 queries go by tiles, 1 by rows; keys 0 and 1 share the weight.
+ */
+static void test_add__the_largest_numbers_are_no_infinity(void **state)
+{
+    (void)state;
+    for (attn_dtype dtype = ATTN_F32; dtype <= ATTN_F64; dtype++)
+        for (int64_t queries = 1; queries <= 3; queries++) {
+            const double most = dtype == ATTN_F32 ? (double)FLT_MAX : DBL_MAX;
+            attn_tensor q = kit_make(dtype, 1, 1, queries, 2);
+            attn_tensor k = kit_make(dtype, 1, 1, 20, 2);
+            attn_tensor v = kit_make(dtype, 1, 1, 20, 1);
+            attn_tensor out = kit_make(dtype, 1, 1, queries, 1);
+            attn_tensor scores = kit_make(dtype, 1, 1, 1, 20);
+            attn_mask mask[2] = {
+                {ATTN_MASK_ADD, 0, kit_make(dtype, 1, 1, 1, 20)}};
+            attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+            for (int64_t j = 0; j < 20; j++) {
+                kit_set(&mask[0].view, 0, 0, 0, j, j < 2 ? most : -most);
+                kit_set(&v, 0, 0, j, 0, (double)j);
+                kit_set(&scores, 0, 0, 0, j, j < 2 ? most / 4 : 1.0);
+            }
+            mask[1] = mask[0];
+            p.masks = mask;
+            p.num_masks = 2;
+            assert_int_equal(attn_sdpa(NULL, &p, &q, &k, &v, &out), ATTN_OK);
+            for (int64_t i = 0; i < queries; i++)
+                assert_true(fabs(kit_get(&out, 0, 0, i, 0) - 0.5) <= 1e-6);
+            assert_int_equal(attn_mask_apply(mask, 2, &scores), ATTN_OK);
+            for (int64_t j = 0; j < 20; j++)
+                assert_true(kit_get(&scores, 0, 0, 0, j) >= -most &&
+                            kit_get(&scores, 0, 0, 0, j) <= most);
+            kit_drop(&q);
+            kit_drop(&k);
+            kit_drop(&v);
+            kit_drop(&out);
+            kit_drop(&scores);
+            kit_drop(&mask[0].view);
+        }
+}
+
+/* Tensors and masks without elements need no memory, and what their strides
+ * say is ignored: nothing is to be multiplied by them. */
+static void test_sdpa__strides_of_empty_tensors_are_ignored(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 3; which++) {
+        const int64_t keys = which == 0 ? 0 : 3, width = which == 1 ? 0 : 4;
+        const int64_t v_width = which == 2 ? 0 : 4;
+        attn_tensor q = kit_make(ATTN_F32, 2, 3, 5, width);
+        attn_tensor k = kit_make(ATTN_F32, 2, 3, keys, width);
+        attn_tensor v = kit_make(ATTN_F32, 2, 3, keys, v_width);
+        attn_tensor out = kit_make(ATTN_F32, 2, 3, 5, v_width);
+        attn_tensor lse = kit_make(ATTN_F32, 2, 3, 5, 1);
+        attn_mask mask = {ATTN_MASK_ADD, 0, kit_make(ATTN_F32, 2, 3, 5, keys)};
+        attn_tensor *const all[] = {&q, &k, &v, &out, &mask.view};
+        for (int n = 0; n < 5; n++)
+            for (int a = 0; a < 4; a++)
+                if (all[n]->shape[0] * all[n]->shape[1] * all[n]->shape[2] *
+                        all[n]->shape[3] ==
+                    0)
+                    all[n]->stride[a] = INT64_MAX / 2;
+        attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+        p.lse = &lse;
+        p.masks = &mask;
+        p.num_masks = 1;
+        kit_fill_with(&lse, (double)NAN);
+        assert_int_equal(attn_sdpa(NULL, &p, &q, &k, &v, &out), ATTN_OK);
+        for (int64_t i = 0; i < 5; i++)
+            assert_int_equal(isinf(kit_get(&lse, 1, 2, i, 0)) != 0, keys == 0);
+        kit_drop(&lse);
+        for (int n = 0; n < 5; n++)
+            kit_drop(all[n]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -403,6 +482,8 @@ int main(void)
         cmocka_unit_test(test_mask_apply__a_large_negative_number_is_a_number),
         cmocka_unit_test(test_mask_apply__stride_0_is_a_broadcast),
         cmocka_unit_test(test_mask_apply__empty_scores_are_fine),
+        cmocka_unit_test(test_sdpa__strides_of_empty_tensors_are_ignored),
+        cmocka_unit_test(test_add__the_largest_numbers_are_no_infinity),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

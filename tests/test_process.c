@@ -13,7 +13,9 @@
 #include <limits.h>
 #include <locale.h>
 #include <math.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -129,6 +131,105 @@ static void test_fork__after_use_with_a_running_pool(void **state)
         assert_true(run_is_right(context));
     }
     attn_context_destroy(context);
+}
+
+struct caller {
+    const attn_context *context;
+    atomic_int *waiting; /* start when it is 0; NULL: go on until stop */
+    atomic_bool *stop;
+    attn_tensor out;
+    bool right;
+};
+
+static void *call_together(void *p)
+{
+    struct caller *c = p;
+    const attn_tensor *q = &all.q, *k = &all.k, *v = &all.v;
+    c->right = true;
+    if (c->waiting) {
+        atomic_fetch_sub(c->waiting, 1);
+        while (atomic_load(c->waiting) > 0)
+            ;
+    }
+    do {
+        c->right = attn_sdpa(c->context, NULL, q, k, v, &c->out) == ATTN_OK &&
+                   kit_same(&c->out, &all.want) && c->right;
+    } while (c->stop && !atomic_load(c->stop));
+    return NULL;
+}
+
+static struct caller make_caller(const attn_context *context)
+{
+    const int64_t *n = all.out.shape;
+    struct caller c = {.context = context};
+    c.out = kit_make(all.out.dtype, n[0], n[1], n[2], n[3]);
+    return c;
+}
+
+/* The child's own threads find the parent's pool, and only one of them may make
+ * it anew. */
+static void test_fork__threads_of_the_child_come_together(void **state)
+{
+    (void)state;
+    if (KIT_THREAD_SANITIZED)
+        skip();
+    attn_context *context = make_context(3);
+    assert_true(run_is_right(context));
+    for (int n = 0; n < 50; n++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            alarm(PATIENCE);
+            atomic_int waiting = 2;
+            bool right = true;
+            pthread_t threads[2];
+            struct caller callers[2];
+            for (int i = 0; i < 2; i++) {
+                callers[i] = make_caller(context);
+                callers[i].waiting = &waiting;
+                right = pthread_create(&threads[i], NULL, call_together,
+                                       &callers[i]) == 0 &&
+                        right;
+            }
+            for (int i = 0; i < 2 && right; i++)
+                right = pthread_join(threads[i], NULL) == 0 && right;
+            _exit(right && callers[0].right && callers[1].right ? 0 : 1);
+        }
+        assert_int_equal(end_of(child), 0);
+    }
+    attn_context_destroy(context);
+}
+
+/* Whatever another thread holds at that moment, it will never give back in the
+ * child: the lock around a BLAS that is not thread-safe was once among it. */
+static void test_fork__while_another_thread_computes(void **state)
+{
+    (void)state;
+    if (KIT_THREAD_SANITIZED)
+        skip();
+    for (int32_t n = 1; n <= 3; n += 2) {
+        attn_context *context = make_context(n);
+        atomic_bool stop = false;
+        struct caller caller = make_caller(context);
+        pthread_t thread;
+        caller.stop = &stop;
+        assert_int_equal(pthread_create(&thread, NULL, call_together, &caller),
+                         0);
+        int ends = 0;
+        for (int i = 0; i < 20 && ends == 0; i++) {
+            const pid_t child = fork();
+            if (child == 0) {
+                alarm(PATIENCE);
+                _exit(run_is_right(context) ? 0 : 1);
+            }
+            ends = end_of(child);
+        }
+        atomic_store(&stop, true);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        assert_true(caller.right);
+        assert_int_equal(ends, 0);
+        kit_drop(&caller.out);
+        attn_context_destroy(context);
+    }
 }
 
 static void test_fork__in_the_child_of_a_child(void **state)
@@ -612,6 +713,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fork__before_the_first_use),
         cmocka_unit_test(test_fork__after_use_with_a_running_pool),
+        cmocka_unit_test(test_fork__threads_of_the_child_come_together),
+        cmocka_unit_test(test_fork__while_another_thread_computes),
         cmocka_unit_test(test_fork__in_the_child_of_a_child),
         cmocka_unit_test(test_fork__child_that_only_exits),
         cmocka_unit_test(test_num_threads__the_environment_is_read),

@@ -76,18 +76,17 @@
                           int64_t width);                                      \
         /* The three for few queries, where a row is a query and its scores    \
          * are adjacent. q is n x ldq, zero beyond width up to ldq, a multiple \
-         * of the lanes; s is n x lds, lds a multiple of the lanes. next is    \
-         * read soon after: its first rows are asked for (NULL: none).         \
+         * of the lanes; s is n x lds, lds a multiple of the lanes:            \
          * s[i][j] = q(i) . k(j)                                               \
          * s[i] becomes weights, as in softmax above; returns alpha            \
          * o[i][e] += sum over j of p[i][j] v[j][e] */                         \
         void (*dots)(const R *q, int64_t ldq, int64_t n, const R *k,           \
                      int64_t ld, int64_t keys, int64_t width, R *s,            \
-                     int64_t lds, const R *next, int64_t next_ld);             \
+                     int64_t lds);                                             \
         R (*row_weights)(R * s, int64_t keys, R *m, R *l, R unit);             \
         void (*add_rows_of)(R * o, int64_t ldo, int64_t n, const R *p,         \
                             int64_t ldp, const R *v, int64_t ld, int64_t keys, \
-                            int64_t width, const R *next, int64_t next_ld);    \
+                            int64_t width);                                    \
         /* Softmax of one contiguous row, y may be x; returns the maximum and  \
          * stores the sum. */                                                  \
         R (*row)(const R *x, R *y, int64_t n, R *sum);                         \
