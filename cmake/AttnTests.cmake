@@ -47,6 +47,7 @@ if(ATTN_CMOCKA_INCLUDE_DIR AND ATTN_CMOCKA_LIBRARY)
         string(REGEX REPLACE "^test_" "" short "${name}")
         add_test(NAME attn.${short} COMMAND attn_${name})
         set_tests_properties(attn.${short} PROPERTIES
+            ENVIRONMENT "ATTN_MIN_WORK=0" # threads in small problems too
             LABELS unit TIMEOUT 900 SKIP_RETURN_CODE 77)
     endforeach()
 
@@ -83,6 +84,13 @@ foreach(target IN LISTS attn_all_targets)
             LABELS example TIMEOUT 900)
     endif()
 endforeach()
+
+# What is timed is compared with the formula first; speed decides nothing.
+if(TARGET attn_bench)
+    add_test(NAME attn.bench COMMAND attn_bench
+        --quick --shape 2,4,2,33,33,16 --causal --compare)
+    set_tests_properties(attn.bench PROPERTIES LABELS bench TIMEOUT 900)
+endif()
 
 # attn_script_test(<name> <script> <arguments...>)
 function(attn_script_test name script)

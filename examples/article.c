@@ -405,7 +405,7 @@ static void polarity(const attn_tensor *q, const attn_tensor *k,
 /* Softmax over the queries instead of the keys. */
 static void wrong_axis(const attn_tensor *q, const attn_tensor *k)
 {
-    double scores[25], deviation;
+    double scores[25] = {0}, deviation;
     attn_tensor view, columns;
 
     must(attn_view_matrix(&view, ATTN_F64, scores, 5, 5, 5));

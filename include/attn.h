@@ -1,6 +1,6 @@
 /*
  * attn.h - attention on CPUs: softmax(scale Q K^T + mask) V, and the layers
- * around it, in float32 and float64, with all matrix products through CBLAS.
+ * around it, in float32 and float64, with matrix-matrix products in CBLAS.
  *
  * Link with -lattn. This header is the whole interface and its manual. It is
  * C89-clean, usable from C++98 on, and includes no BLAS header.

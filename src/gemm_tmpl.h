@@ -54,9 +54,9 @@ void XI(gemm)(const attn__blas *blas, bool a_transposed, int64_t m, int64_t n,
     for (int64_t i = 0; i < m; i += piece_m)
         for (int64_t l = 0; l < k; l += piece_k) {
             const R *from = a_transposed ? a + l * lda + i : a + i * lda + l;
-            XI(gemm_call)
-            (blas, a_transposed, MIN(piece_m, m - i), n, MIN(piece_k, k - l),
-             from, lda, b + l * ldb, ldb, beta || l > 0, c + i * ldc, ldc);
+            (void)XI(gemm_call)(blas, a_transposed, MIN(piece_m, m - i), n,
+                                MIN(piece_k, k - l), from, lda, b + l * ldb,
+                                ldb, beta || l > 0, c + i * ldc, ldc);
         }
 }
 

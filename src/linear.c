@@ -201,8 +201,11 @@ void attn__linear_run(const attn__executor *executor, const attn__blas *blas,
     r.worker_bytes = worker_bytes(blas, x->dtype, r.in);
     r.panels = attn__ceil_div(r.out, panel_columns(blas));
     r.slices = attn__ceil_div(r.runs.rows, TASK_ROWS);
-    if (blas->exclusive)
-        e.num_threads = 1;
+    e.num_threads =
+        blas->exclusive
+            ? 1
+            : attn__threads_for(e.num_threads,
+                                (double)attn__count(y) * (double)r.in);
     attn__parallel_for(&e, r.runs.count * r.panels * r.slices,
                        x->dtype == ATTN_F32 ? attn__linear_task_f32
                                             : attn__linear_task_f64,

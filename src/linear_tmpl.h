@@ -76,9 +76,8 @@ static void XI(multiply)(const linear_run *r, XI(panel) * p, const R *x,
             from = p->x;
             from_ld = depth;
         }
-        XI(gemm)
-        (r->blas, false, rows, n, depth, from, from_ld, p->w + a * n, n,
-         beta || a > 0, y, ld);
+        (void)XI(gemm)(r->blas, false, rows, n, depth, from, from_ld,
+                       p->w + a * n, n, beta || a > 0, y, ld);
     }
 }
 

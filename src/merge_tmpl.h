@@ -67,9 +67,9 @@ static void XI(merge_block)(const merge_run *r, const int64_t at[3],
         const attn_tensor *part = &r->outs[p];
         if (l == -HUGE_VAL)
             continue;
-        XI(merge_add)
-        (sums, XI(merge_at)(part, at) + from * part->stride[3], part->stride[3],
-         n, (R)(exp(l - m) / total), first);
+        (void)XI(merge_add)(sums,
+                            XI(merge_at)(part, at) + from * part->stride[3],
+                            part->stride[3], n, (R)(exp(l - m) / total), first);
         first = false;
     }
     for (int64_t e = 0; e < n; e++)

@@ -2,7 +2,9 @@
  * Binds the vocabulary of the *_tmpl.h files to float: R the type, X(name) and
  * XI(name) the public and internal name of a function, K(c) a literal, R_* what
  * <math.h> and CBLAS call it for this type. real_f64.h is its twin; each undoes
- * the other. No include guard: a template file is included once after each.
+ * the other. No include guard: a template file is included once after each. A
+ * call that stands as a statement is written (void)XI(name)(...), which
+ * clang-format takes for the call that it is.
  */
 #include <float.h>
 #include <math.h>

@@ -58,11 +58,13 @@ static void XI(rotary_row)(const rotary_run *r, const R *x, R *y, int64_t p)
         for (int64_t d = 0; d < width; d++)
             y[d * sy] = x[d * sx];
     if (!r->adjacent)
-        XI(turn_strided)
-    (y, halves ? sy : 2 * sy, halves ? n * sy : sy, c, r->cos->stride[3], s,
-     r->sin->stride[3], sign, n);
-    else if (halves) XI(turn_halves)(y, y + n, c, s, sign, n);
-    else XI(turn_neighbours)(y, c, s, sign, n);
+        (void)XI(turn_strided)(y, halves ? sy : 2 * sy, halves ? n * sy : sy, c,
+                               r->cos->stride[3], s, r->sin->stride[3], sign,
+                               n);
+    else if (halves)
+        XI(turn_halves)(y, y + n, c, s, sign, n);
+    else
+        XI(turn_neighbours)(y, c, s, sign, n);
 }
 
 /* Rows [task * task_rows, ...) of x, in the order (b,h,t). */
@@ -78,12 +80,12 @@ static void XI(rotary_task)(void *data, int64_t task, int32_t worker)
 
     (void)worker;
     for (; count > 0; count--) {
-        XI(rotary_row)
-        (r,
-         (const R *)x->data + b * x->stride[0] + h * x->stride[1] +
-             t * x->stride[2],
-         (R *)y->data + b * y->stride[0] + h * y->stride[1] + t * y->stride[2],
-         position_of(&r->params, x->shape[2], b, t));
+        (void)XI(rotary_row)(r,
+                             (const R *)x->data + b * x->stride[0] +
+                                 h * x->stride[1] + t * x->stride[2],
+                             (R *)y->data + b * y->stride[0] +
+                                 h * y->stride[1] + t * y->stride[2],
+                             position_of(&r->params, x->shape[2], b, t));
         if (++t == x->shape[2]) {
             t = 0;
             if (++h == x->shape[1]) {

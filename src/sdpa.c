@@ -27,6 +27,10 @@
  * own, which 5 queries with 5 keys feel (1.24 us a call instead of 0.66). */
 #define ROW_KEYS 8
 
+/* Keys of a tile that goes by rows: as many as the bits of masks are made for,
+ * as its quarters are the runs that are read in turn. */
+#define ROW_TILE ATTN__MAX_KEYS
+
 /* A sequence whose heads and blocks make this many tasks is not split. */
 #define ENOUGH_TASKS 16
 /* Splits aim at this many tasks, */

@@ -451,8 +451,12 @@ attn_status attn__sdpa_prepare(const char *call, const attn_context *context,
         return status;
     p->blas = attn__blas_policy();
     p->tile = attn__tile_for(&p->blas, q->dtype, MAX(p->width, p->v_width));
-    p->threads =
-        p->blas.exclusive ? 1 : attn__context(context)->executor.num_threads;
+    p->threads = 1;
+    if (!p->blas.exclusive)
+        p->threads = attn__threads_for(
+            attn__context(context)->executor.num_threads,
+            (double)p->batch * (double)p->heads * (double)p->q_len *
+                (double)p->kv_len * (double)(p->width + p->v_width));
     return ATTN_OK;
 }
 

@@ -15,11 +15,20 @@ static int64_t XI(row_ld)(int64_t keys)
     return attn__round_up(keys, lane_step(R_DTYPE));
 }
 
-/* Row `key` of K or V where it lies, to be read soon; NULL past the end. */
-static const R *XI(row_soon)(const attn_tensor *tensor, const R *first,
-                             int64_t key, int64_t end)
+/* Keys of a tile: many, as its rows are read as several runs (see kernels);
+ * those of other loops where K or V must be copied. */
+static int64_t XI(row_tile)(const XI(block) * b)
 {
-    return key < end ? first + key * tensor->stride[2] : NULL;
+    const attn_tensor *tensors[] = {&b->p->k, &b->p->v};
+
+    for (int a = 0; a < 2; a++) {
+        const attn_tensor *t = tensors[a];
+        if (t->shape[3] > 1 && t->stride[3] != 1)
+            return b->p->tile.keys;
+        if (t->stride[2] < t->shape[3] || t->stride[2] > INT32_MAX)
+            return b->p->tile.keys;
+    }
+    return ROW_TILE;
 }
 
 static void XI(scores_by_rows)(XI(block) * b, int64_t key, int64_t keys)
@@ -30,26 +39,27 @@ static void XI(scores_by_rows)(XI(block) * b, int64_t key, int64_t keys)
 
     b->kernels->dots(b->w.q_rows, attn__round_up(p->width, lane_step(R_DTYPE)),
                      b->w.lanes->n, k, ld, keys, p->width, b->w.s_rows,
-                     XI(row_ld)(keys), XI(row_soon)(&p->v, b->v, key, key + 1),
-                     p->v.stride[2]);
+                     XI(row_ld)(keys));
 }
 
 static void XI(add_values_by_rows)(XI(block) * b, attn__tile_state state,
                                    int64_t key, int64_t keys)
 {
     const attn__sdpa *p = b->p;
-    int64_t ld, s_ld = XI(row_ld)(keys);
+    int64_t ld, s_ld = XI(row_ld)(keys), n = b->w.lanes->n;
     bool clean = b->careful && state == ATTN__TILE_MIXED;
     const R *v = XI(values_of_tile)(b, key, keys, clean, &ld);
 
-    b->kernels->add_rows_of(
-        b->w.o_rows, p->v_width, b->w.lanes->n, b->w.s_rows, s_ld, v, ld, keys,
-        p->v_width,
-        XI(row_soon)(&p->k, b->k, key + keys, b->t->s.kv_len - keys),
-        p->k.stride[2]);
+    /* A sum for the tile first: added to what thousands of keys have summed up
+     * to, each product would be rounded like the whole. */
+    memset(b->w.o_tile, 0, (size_t)(n * p->v_width) * sizeof(R));
+    b->kernels->add_rows_of(b->w.o_tile, p->v_width, b->w.lanes->n, b->w.s_rows,
+                            s_ld, v, ld, keys, p->v_width);
     if (clean)
-        XI(add_nonfinite)
-    (b, key, keys, b->w.s_rows, 1, s_ld, b->w.o_rows, 1, p->v_width);
+        (void)XI(add_nonfinite)(b, key, keys, b->w.s_rows, 1, s_ld, b->w.o_tile,
+                                1, p->v_width);
+    for (int64_t a = 0; a < n * p->v_width; a++)
+        b->w.o_rows[a] += b->w.o_tile[a];
 }
 
 /* Tiles [begin, end): as XI(attend). */
@@ -71,13 +81,13 @@ static void XI(attend_by_rows)(XI(block) * b, const XI(tiles) * tiles,
             continue;
         XI(scores_by_rows)(b, key, keys);
         if (state == ATTN__TILE_MIXED || p->visibility.num_add > 0)
-            XI(mask_rows_of)
-        (b->w.s_rows, XI(row_ld)(keys), keys, b->w.bits, &p->visibility,
-         &b->t->s, b->w.lanes, key, b->w.gather);
+            (void)XI(mask_rows_of)(b->w.s_rows, XI(row_ld)(keys), keys,
+                                   b->w.bits, &p->visibility, &b->t->s,
+                                   b->w.lanes, key, b->w.gather);
         for (int64_t l = 0; l < n; l++) {
             R alpha =
                 b->kernels->row_weights(b->w.s_rows + l * XI(row_ld)(keys),
-                                        keys, &b->w.m[l], &b->w.l[l], b->mode);
+                                        keys, &b->w.m[l], &b->w.l[l], b->unit);
             for (int64_t e = 0; alpha != K(1.0) && e < width; e++)
                 b->w.o_rows[l * width + e] *= alpha;
         }

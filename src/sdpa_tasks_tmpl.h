@@ -41,7 +41,8 @@ static void XI(compute_task)(void *data, int64_t index, int32_t worker)
     task t = find_task(r, r->wave_start + index);
     attn__blas_guard guard = attn__blas_enter();
     XI(block) b = XI(make_block)(r, &t, worker);
-    XI(tiles) tiles = XI(cut_keys)(&b);
+    XI(tiles)
+    tiles = XI(cut_keys)(&b, b.by_rows ? XI(row_tile)(&b) : r->p->tile.keys);
     int64_t count = tiles.run[0].count + tiles.run[1].count;
     int64_t begin, end;
     R *seen = NULL;
@@ -94,7 +95,7 @@ static void XI(merge_task)(void *data, int64_t index, int32_t worker)
         XI(use_partial)(r, &part, t.number + k, &seen);
         for (int64_t l = 0; l < lanes; l++) {
             R above = part.w.m[l] - b.w.m[l];
-            R f = b.mode == ATTN__LOG2 ? R_EXP2(above) : R_EXP(above);
+            R f = b.unit > K(0.0) ? R_EXP2(above) : R_EXP(above);
             /* Nothing above -inf in this part: it adds nothing. NaN shows in
              * the sum. */
             b.w.alpha[l] = part.w.m[l] == R_NEG_INF ? K(0.0) : f;
@@ -191,7 +192,7 @@ static void XI(odd_weights)(XI(block) * b, attn__tile_state state, int64_t keys)
 static void XI(weights_block)(const run *r, XI(block) * b)
 {
     const attn__sdpa *p = b->p;
-    XI(tiles) tiles = XI(cut_keys)(b);
+    XI(tiles) tiles = XI(cut_keys)(b, p->tile.keys);
     int64_t count = tiles.run[0].count + tiles.run[1].count;
     int64_t written = 0; /* keys below have their weights */
     R over_heads = K(1.0) / (R)p->heads;
@@ -212,7 +213,7 @@ static void XI(weights_block)(const run *r, XI(block) * b)
         attn__tile_state state = XI(tile_scores)(b, key, keys);
         if (state == ATTN__TILE_EMPTY)
             continue;
-        b->kernels->exp(b->w.s, b->padded, keys, b->padded, b->w.m, b->mode,
+        b->kernels->exp(b->w.s, b->padded, keys, b->padded, b->w.m, b->unit,
                         XI(hidden)(b, state));
         if (any_odd)
             XI(odd_weights)(b, state, keys);

@@ -9,9 +9,8 @@ static void XI(scores)(XI(block) * b, int64_t key, int64_t keys)
     int64_t ld;
     const R *k = XI(rows_for_gemm)(&p->k, b->k, key, keys, b->w.k_copy, &ld);
 
-    XI(gemm)
-    (&p->blas, false, keys, b->padded, p->width, k, ld, b->w.qt, b->padded, 0,
-     b->w.s, b->padded);
+    (void)XI(gemm)(&p->blas, false, keys, b->padded, p->width, k, ld, b->w.qt,
+                   b->padded, 0, b->w.s, b->padded);
 }
 
 /* The scores that the loop over rows has, in the layout of a tile: the weights
@@ -44,9 +43,8 @@ static attn__tile_state XI(tile_scores)(XI(block) * b, int64_t key,
     else
         XI(scores)(b, key, keys);
     if (p->visibility.num_add > 0)
-        XI(add_masks)
-    (b->w.s, b->padded, keys, b->padded, &p->visibility, &t->s, b->w.lanes, key,
-     b->w.gather);
+        (void)XI(add_masks)(b->w.s, b->padded, keys, b->padded, &p->visibility,
+                            &t->s, b->w.lanes, key, b->w.gather);
     return state;
 }
 
@@ -64,12 +62,11 @@ static void XI(add_values)(XI(block) * b, attn__tile_state state, int64_t key,
     bool clean = b->careful && state == ATTN__TILE_MIXED;
     const R *v = XI(values_of_tile)(b, key, keys, clean, &ld);
 
-    XI(gemm)
-    (&p->blas, true, p->v_width, b->padded, keys, v, ld, b->w.s, b->padded,
-     !first, b->w.ot, b->padded);
+    (void)XI(gemm)(&p->blas, true, p->v_width, b->padded, keys, v, ld, b->w.s,
+                   b->padded, !first, b->w.ot, b->padded);
     if (clean)
-        XI(add_nonfinite)
-    (b, key, keys, b->w.s, b->padded, 1, b->w.ot, b->padded, 1);
+        (void)XI(add_nonfinite)(b, key, keys, b->w.s, b->padded, 1, b->w.ot,
+                                b->padded, 1);
 }
 
 /* Tiles [begin, end) of the block: afterwards ot, m, l and seen hold the
@@ -87,7 +84,7 @@ static void XI(attend)(XI(block) * b, const XI(tiles) * tiles, int64_t begin,
         if (state == ATTN__TILE_EMPTY)
             continue;
         moved = b->kernels->softmax(b->w.s, b->padded, keys, b->padded, b->w.m,
-                                    b->w.l, b->w.alpha, b->mode,
+                                    b->w.l, b->w.alpha, b->unit,
                                     XI(hidden)(b, state));
         if (moved && !first)
             b->kernels->rescale(b->w.ot, b->padded, b->p->v_width, b->padded,

@@ -34,6 +34,7 @@ typedef struct XI(worker) {
     R *q_rows; /* few queries: q, scores and output by rows */
     R *s_rows;
     R *o_rows;
+    R *o_tile;
     R *m, *l; /* running maximum and sum */
     R *alpha;
     R *factor;           /* 1 / sum */
@@ -49,6 +50,7 @@ static XI(worker) XI(cut_worker)(const attn__sdpa *p, attn__bump *bump)
     int64_t lanes = most_lanes(p);
     int64_t keys = MIN(attn__round_up(MIN(p->kv_len, ATTN__MAX_KEYS), 4),
                        attn__tile_keys(&p->blas, R_DTYPE));
+    int64_t row_keys = MIN(p->kv_len, ROW_TILE);
     XI(worker) w;
 
     w.qt = attn__bump_take(bump, p->width * lanes, sizeof(R));
@@ -57,18 +59,24 @@ static XI(worker) XI(cut_worker)(const attn__sdpa *p, attn__bump *bump)
     w.k_copy = attn__bump_take(
         bump, attn__tile_copy_elements(&p->blas, R_DTYPE, keys, p->width),
         sizeof(R));
+    /* By rows, whole tiles are copied where V is not finite. */
     w.v_copy = attn__bump_take(
-        bump, attn__tile_copy_elements(&p->blas, R_DTYPE, keys, p->v_width),
+        bump,
+        MAX(attn__tile_copy_elements(&p->blas, R_DTYPE, keys, p->v_width),
+            row_keys * p->v_width),
         sizeof(R));
     w.gather = NULL;
     if (p->visibility.num_add > 0)
-        w.gather = attn__bump_take(bump, keys * lanes, sizeof(R));
+        w.gather = attn__bump_take(bump, MAX(keys * lanes, MAX_ROWS * row_keys),
+                                   sizeof(R));
     w.q_rows = attn__bump_take(
         bump, MAX_ROWS * attn__round_up(p->width, lane_step(R_DTYPE)),
         sizeof(R));
     w.s_rows = attn__bump_take(
-        bump, MAX_ROWS * attn__round_up(keys, lane_step(R_DTYPE)), sizeof(R));
+        bump, MAX_ROWS * attn__round_up(row_keys, lane_step(R_DTYPE)),
+        sizeof(R));
     w.o_rows = attn__bump_take(bump, MAX_ROWS * p->v_width, sizeof(R));
+    w.o_tile = attn__bump_take(bump, MAX_ROWS * p->v_width, sizeof(R));
     w.m = attn__bump_take(bump, lanes, sizeof(R));
     w.l = attn__bump_take(bump, lanes, sizeof(R));
     w.alpha = attn__bump_take(bump, lanes, sizeof(R));
@@ -87,11 +95,12 @@ typedef struct XI(block) {
     const task *t;
     const XI(kernels) * kernels;
     XI(worker) w;
-    int64_t padded; /* lanes, rounded up to whole vectors: the ld of tiles */
-    int mode;       /* of the scores */
-    bool by_rows;   /* few queries: no GEMM */
-    bool careful;   /* hidden values may be NaN or inf */
-    const R *k, *v; /* key 0 of this sequence and head */
+    int64_t padded;    /* lanes, rounded up to whole vectors: the ld of tiles */
+    R unit;            /* of the scores, see kernels.h */
+    double pack_scale; /* what q is multiplied by */
+    bool by_rows;      /* few queries: no GEMM */
+    bool careful;      /* hidden values may be NaN or inf */
+    const R *k, *v;    /* key 0 of this sequence and head */
 } XI(block);
 
 /* Element (i, h) of a tensor that runs along the queries, its last index 0. */
@@ -135,15 +144,6 @@ static void XI(set_lanes)(XI(block) * b)
     attn__lanes_ranges(lanes, &b->p->visibility, &t->s);
 }
 
-/* What the scores are in: powers of 2, but of e where masks are added to them,
- * or where the scale times log2(e) is beyond a double. */
-static int XI(mode_of)(const attn__sdpa *p)
-{
-    bool fits = fabs(p->scale) <= DBL_MAX / 2;
-
-    return p->visibility.num_add > 0 || !fits ? ATTN__NATURAL : ATTN__LOG2;
-}
-
 /* A number of Q times the scale, which may be beyond its type; the product need
  * not be. */
 static R XI(scaled)(R x, double scale)
@@ -151,14 +151,12 @@ static R XI(scaled)(R x, double scale)
     return fabs(scale) <= (double)R_MAX ? x * (R)scale : (R)((double)x * scale);
 }
 
-/* scale Q, with log2(e) in the scale unless masks are added to it: by rows,
- * zero up to whole vectors, or transposed. */
+/* pack_scale Q: by rows, zero up to whole vectors, or transposed. */
 static void XI(pack_queries)(XI(block) * b)
 {
     const attn__sdpa *p = b->p;
     const attn__lanes *lanes = b->w.lanes;
-    const double log2_e = 1.4426950408889634074;
-    double scale = b->mode == ATTN__LOG2 ? p->scale * log2_e : p->scale;
+    double scale = b->pack_scale;
     int64_t stride = p->q.stride[3];
     int64_t ld = attn__round_up(p->width, lane_step(R_DTYPE));
 
@@ -184,14 +182,37 @@ static void XI(pack_queries)(XI(block) * b)
                              : K(0.0);
 }
 
-/* All but the running state; a task's kernels, mode and pointers. */
+/*
+ * The scale, divided into what q is multiplied by and the unit of the scores. A
+ * power of two loses nothing; unit is then between log2(e)/2 and log2(e). Where
+ * masks are added to the scores, or the scale is extreme, q takes all of it.
+ */
+static void XI(set_scale)(XI(block) * b)
+{
+    const double log2_e = 1.4426950408889634074;
+    double scale = b->p->scale;
+    int exponent;
+
+    b->pack_scale = scale;
+    b->unit = K(0.0);
+    (void)frexp(scale, &exponent);
+    if (b->p->visibility.num_add > 0 || exponent > 60 || exponent < -60)
+        return;
+    b->unit = (R)log2_e;
+    if (scale == 0.0)
+        return;
+    b->pack_scale = copysign(ldexp(1.0, exponent), scale);
+    b->unit = (R)(scale / b->pack_scale * log2_e);
+}
+
+/* All but the running state; a task's kernels, scale and pointers. */
 static XI(block) XI(make_block)(const run *r, const task *t, int32_t worker)
 {
     attn__bump bump = {r->workers + (size_t)worker * r->worker_bytes, 0};
     XI(block) b = {.p = r->p, .t = t, .kernels = XI(kernels_get)()};
 
     b.w = XI(cut_worker)(r->p, &bump);
-    b.mode = XI(mode_of)(r->p);
+    (void)XI(set_scale)(&b);
     b.k = XI(keys_at)(&r->p->k, &b);
     b.v = XI(keys_at)(&r->p->v, &b);
     XI(set_lanes)(&b);
@@ -209,7 +230,8 @@ typedef struct XI(tiles) {
     } run[2];
 } XI(tiles);
 
-static XI(tiles) XI(cut_keys)(const XI(block) * b)
+/* tile: the most keys of one. */
+static XI(tiles) XI(cut_keys)(const XI(block) * b, int64_t tile)
 {
     const attn__lanes *lanes = b->w.lanes;
     int64_t low = lanes->low, high = MAX(lanes->high, lanes->low);
@@ -230,7 +252,7 @@ static XI(tiles) XI(cut_keys)(const XI(block) * b)
     }
     for (int a = 0; a < 2; a++) {
         int64_t n = t.run[a].end - t.run[a].begin;
-        int64_t tiles = attn__ceil_div(n, b->p->tile.keys);
+        int64_t tiles = attn__ceil_div(n, tile);
         if (n == 0)
             continue;
         t.run[a].size = attn__round_up(attn__ceil_div(n, tiles), 4);
@@ -360,7 +382,7 @@ static R XI(lse_of)(const XI(block) * b, int64_t l)
         return R_NEG_INF;
     if (b->w.l[l] == K(0.0))
         return R_NAN; /* all visible scores are -inf: 0/0, as in the formula */
-    if (b->mode == ATTN__LOG2)
+    if (b->unit > K(0.0))
         return (b->w.m[l] + R_LOG2(b->w.l[l])) * ln_2;
     return b->w.m[l] + R_LOG(b->w.l[l]);
 }

@@ -55,8 +55,8 @@ static void XI(softmax)(const attn_tensor *x, const attn_tensor *y,
                 R *l = lse ? (R *)lse->data + b * lse->stride[0] +
                                  h * lse->stride[1] + i * lse->stride[2]
                            : NULL;
-                XI(softmax_row)
-                (from, x->stride[3], to, y->stride[3], x->shape[3], l);
+                (void)XI(softmax_row)(from, x->stride[3], to, y->stride[3],
+                                      x->shape[3], l);
             }
 }
 

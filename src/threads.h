@@ -33,6 +33,9 @@ void attn__pool_destroy(attn__pool *pool, const attn__allocator *allocator);
 void attn__parallel_for(const attn__executor *executor, int64_t num_tasks,
                         attn__body_fn body, void *data);
 
+/* As many of the threads as so many multiply-adds keep busy: at least 1. */
+int32_t attn__threads_for(int32_t threads, double work);
+
 /* Runs fn if no call with this flag has yet; returns after it has run. fn must
  * not come here again. */
 void attn__run_once(atomic_int *done, void (*fn)(void));

@@ -100,7 +100,7 @@ only 'none' "${call}(alloca|gets|strcpy|strcat|sprintf) *\(" \
 
 # Tests, bench and examples see what a user sees.
 for file in tests/*.c tests/*.h tests/*/*.c tests/*/*.h bench/*.c bench/*.h \
-    examples/*.c; do
+    examples/*.c examples/*.h examples/*/*.c examples/*/*.h; do
     [ -e "$file" ] || continue
     for name in $(includes "$file"); do
         here=${file%/*}

@@ -199,7 +199,7 @@ static void test_linear__strides_of_single_rows_are_ignored(void **state)
 {
     (void)state;
     static const int64_t strides[] = {
-        0, -1, INT64_C(3000000000), -INT64_C(1) << 40, INT64_MAX, INT64_MIN};
+        0, -1, INT64_C(3000000000), -(INT64_C(1) << 40), INT64_MAX, INT64_MIN};
     for (size_t n = 0; n < sizeof strides / sizeof strides[0]; n++)
         for (int32_t layout = 1; layout <= 2; layout++) {
             attn_tensor x = kit_make(ATTN_F32, 1, 1, 1, 20);

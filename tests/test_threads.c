@@ -673,5 +673,7 @@ int main(void)
             test_sdpa__the_callers_flush_to_zero_reaches_all_threads),
 #endif
     };
+    /* Threads also in problems as small as these. */
+    setenv("ATTN_MIN_WORK", "0", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -152,6 +152,12 @@ def machine():
     return f"{model}, {os.cpu_count()} CPU(s), {level}"
 
 
+def given():
+    """The options as given, but for where the results go."""
+    text = " ".join(sys.argv[1:])
+    return re.sub(r"--(csv|markdown|lib)[ =]\S+", "", text).strip() or "none"
+
+
 def facts(library, torch, options, seconds, kernels, notes):
     import onnxruntime
 
@@ -176,7 +182,7 @@ def facts(library, torch, options, seconds, kernels, notes):
         f"contender and row, rivals' waiting: {options.wait}, "
         f"clock: {options.clock}"
         + (" (wall for 2 threads and more)" if options.clock == "cpu" else ""),
-        "options: " + " ".join(sys.argv[1:]),
+        "options: " + given(),
         *dict.fromkeys(notes),
     ]
 

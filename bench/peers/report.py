@@ -213,6 +213,10 @@ def _count(results):
 
 
 INTRO = """\
+Contenders, their variants, layouts (bthd, bhtd, cache) and the rules are in
+bench/peers/README.md. A row names batch, query heads / key heads, queries x
+keys and width.
+
 GFLOP/s count 4 B H Tq Tk D for full, causal, padded and decode rows alike.
 Speeds are from the shortest call, in brackets from the median of the rounds;
 ratios are the rival's time over libattn's, so above 1 libattn is faster, of

@@ -23,11 +23,14 @@
 #define ATTN__MAX_KEYS 512
 #define ATTN__KEY_WORDS (ATTN__MAX_KEYS / 64)
 
-/* What the scores of a tile are in. */
-enum {
-    ATTN__LOG2 = 0,   /* scale log2(e) is already in q: weight = 2^(s - m) */
-    ATTN__NATURAL = 1 /* weight = e^(s - m) */
-};
+/*
+ * What the scores s of a tile are in is told by a number, `unit`:
+ *   unit > 0   the weight relative to a maximum m is 2^(unit s - m): q has been
+ *              multiplied by a power of two only, exactly, and the rest of the
+ *              scale is in unit; m is in units of log2
+ *   unit = 0   it is e^(s - m): something is added to the scores, which must be
+ *              what they are called; m is a score
+ */
 
 #define ATTN__DECLARE_KERNELS(R, suffix)                                       \
     typedef struct attn__kernels_##suffix {                                    \
@@ -61,10 +64,10 @@ enum {
          * ATTN__LANE_WORDS ..] is 0 the score counts as -inf, whatever it is; \
          * words NULL: nowhere. */                                             \
         bool (*softmax)(R * s, int64_t ld, int64_t keys, int64_t lanes, R *m,  \
-                        R *l, R *alpha, int mode, const uint64_t *words);      \
+                        R *l, R *alpha, R unit, const uint64_t *words);        \
         /* s[j][lane] = weight relative to m, with words as above. */          \
         void (*exp)(R * s, int64_t ld, int64_t keys, int64_t lanes,            \
-                    const R *m, int mode, const uint64_t *words);              \
+                    const R *m, R unit, const uint64_t *words);                \
         /* o[e * ld + lane] *= alpha[lane] */                                  \
         void (*rescale)(R * o, int64_t ld, int64_t width, int64_t lanes,       \
                         const R *alpha);                                       \
@@ -73,18 +76,17 @@ enum {
                           int64_t width);                                      \
         /* The three for few queries, where a row is a query and its scores    \
          * are adjacent. q is n x ldq, zero beyond width up to ldq, a multiple \
-         * of the lanes; s is n x lds, lds a multiple of the lanes. next is    \
-         * read soon after: its first rows are asked for (NULL: none).         \
+         * of the lanes; s is n x lds, lds a multiple of the lanes:            \
          * s[i][j] = q(i) . k(j)                                               \
          * s[i] becomes weights, as in softmax above; returns alpha            \
          * o[i][e] += sum over j of p[i][j] v[j][e] */                         \
         void (*dots)(const R *q, int64_t ldq, int64_t n, const R *k,           \
                      int64_t ld, int64_t keys, int64_t width, R *s,            \
-                     int64_t lds, const R *next, int64_t next_ld);             \
-        R (*row_weights)(R * s, int64_t keys, R *m, R *l, int mode);           \
+                     int64_t lds);                                             \
+        R (*row_weights)(R * s, int64_t keys, R *m, R *l, R unit);             \
         void (*add_rows_of)(R * o, int64_t ldo, int64_t n, const R *p,         \
                             int64_t ldp, const R *v, int64_t ld, int64_t keys, \
-                            int64_t width, const R *next, int64_t next_ld);    \
+                            int64_t width);                                    \
         /* Softmax of one contiguous row, y may be x; returns the maximum and  \
          * stores the sum. */                                                  \
         R (*row)(const R *x, R *y, int64_t n, R *sum);                         \

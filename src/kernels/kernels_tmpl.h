@@ -249,17 +249,22 @@ TARGET static void N(byte_bits)(const unsigned char *const *rows, int64_t n,
     uint64_t flip = drop ? UINT64_MAX : 0;
     uint64_t words[ATTN__KEY_WORDS] = {0};
 
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++) {
+        /* Rows are often the same for all queries, or all heads. */
+        bool is_new = i == 0 || rows[i] != rows[i - 1];
+        uintptr_t soon = (uintptr_t)rows[i] + (uintptr_t)ahead;
         for (int64_t w = 0; 64 * w < keys; w++) {
-            const unsigned char *at = rows[i] + 64 * w;
             int64_t count = keys - 64 * w < 64 ? keys - 64 * w : 64;
-            /* Rows are often the same for all queries, or all heads. */
-            if (i == 0 || rows[i] != rows[i - 1]) {
-                words[w] = (N(nonzero)(at, count) ^ flip) & N(below)(count);
-                READ_AHEAD((const void *)((uintptr_t)at + (uintptr_t)ahead));
+            if (is_new) {
+                words[w] = (N(nonzero)(rows[i] + 64 * w, count) ^ flip) &
+                           N(below)(count);
+                READ_AHEAD((const void *)(soon + (uintptr_t)(64 * w)));
             }
             by_lane[i][w] &= words[w];
         }
+        if (is_new)
+            READ_AHEAD((const void *)(soon + (uintptr_t)(keys - 1)));
+    }
 }
 
 /* Bits of the first n <= 64 numbers that are not -inf. */
@@ -364,25 +369,40 @@ TARGET ALWAYS_INLINE V N(column_max)(const R *s, int64_t ld, int64_t keys,
     return V_MAX(V_MAX(m0, m1), V_MAX(m2, m3));
 }
 
-TARGET ALWAYS_INLINE V N(weight)(V x, const int mode)
+/* e^x or 2^x, as unit says. */
+TARGET ALWAYS_INLINE V N(power)(V x, R unit)
 {
-    return mode == ATTN__NATURAL ? N(expe)(x) : N(exp2)(x);
+    return unit > K(0.0) ? N(exp2)(x) : N(expe)(x);
+}
+
+/* The weight of score s relative to the maximum m. */
+TARGET ALWAYS_INLINE V N(weight)(V s, V m, R unit)
+{
+    if (unit > K(0.0))
+        return N(exp2)(V_FMA(s, SPLAT(unit), -m));
+    return N(expe)(s - m);
+}
+
+/* A score in the units of a maximum. */
+TARGET ALWAYS_INLINE V N(in_unit)(V s, R unit)
+{
+    return unit > K(0.0) ? s * SPLAT(unit) : s;
 }
 
 /* Weights in place of scores in one column; returns their sum. Four sums:
  * shorter chains, and a smaller rounding error. */
 TARGET ALWAYS_INLINE V N(column_weights)(R *s, int64_t ld, int64_t keys, V m,
-                                         const int mode, const uint64_t *words,
+                                         R unit, const uint64_t *words,
                                          int first)
 {
     V l0 = {0}, l1 = {0}, l2 = {0}, l3 = {0};
     int64_t j = 0;
 
     for (; j + 4 <= keys; j += 4, s += 4 * ld) {
-        V p0 = N(weight)(N(score)(s, words, j, first) - m, mode);
-        V p1 = N(weight)(N(score)(s + ld, words, j + 1, first) - m, mode);
-        V p2 = N(weight)(N(score)(s + 2 * ld, words, j + 2, first) - m, mode);
-        V p3 = N(weight)(N(score)(s + 3 * ld, words, j + 3, first) - m, mode);
+        V p0 = N(weight)(N(score)(s, words, j, first), m, unit);
+        V p1 = N(weight)(N(score)(s + ld, words, j + 1, first), m, unit);
+        V p2 = N(weight)(N(score)(s + 2 * ld, words, j + 2, first), m, unit);
+        V p3 = N(weight)(N(score)(s + 3 * ld, words, j + 3, first), m, unit);
         STORE(s, p0);
         STORE(s + ld, p1);
         STORE(s + 2 * ld, p2);
@@ -393,7 +413,7 @@ TARGET ALWAYS_INLINE V N(column_weights)(R *s, int64_t ld, int64_t keys, V m,
         l3 += p3;
     }
     for (; j < keys; j++, s += ld) {
-        V p0 = N(weight)(N(score)(s, words, j, first) - m, mode);
+        V p0 = N(weight)(N(score)(s, words, j, first), m, unit);
         STORE(s, p0);
         l0 += p0;
     }
@@ -406,12 +426,12 @@ TARGET ALWAYS_INLINE V N(column_weights)(R *s, int64_t ld, int64_t keys, V m,
  * sums and products up to 2^8 times larger are far from overflow. Most tiles
  * then leave the output as it is.
  */
-#define SLACK (mode == ATTN__NATURAL ? K(5.5) : K(8.0))
+#define SLACK (unit > K(0.0) ? K(8.0) : K(5.5))
 
-/* mode is a constant, and words NULL or not. */
+/* unit is a constant 0 or not, and words NULL or not. */
 TARGET ALWAYS_INLINE bool N(softmax_of)(R *s, int64_t ld, int64_t keys,
                                         int64_t lanes, R *m, R *l, R *alpha,
-                                        const int mode, const uint64_t *words)
+                                        R unit, const uint64_t *words)
 {
     const V neg_inf = SPLAT(R_NEG_INF);
     VI moved = {0};
@@ -421,15 +441,16 @@ TARGET ALWAYS_INLINE bool N(softmax_of)(R *s, int64_t ld, int64_t keys,
         const uint64_t *column = words ? words + c / 64 : NULL;
         int first = (int)(c % 64);
         V before = LOAD(m + c);
-        V largest = N(column_max)(s + c, ld, keys, before, column, first);
+        V largest = N(in_unit)(
+            N(column_max)(s + c, ld, keys, neg_inf, column, first), unit);
         /* -inf + SLACK is -inf: the first visible score always moves m. */
         VI moves = largest > before + SPLAT(SLACK);
         V now = SELECT(moves, largest, before);
         /* Nothing visible so far: any finite reference gives weights of 0. */
         V reference = SELECT(now == neg_inf, (V){0}, now);
-        V factor = N(weight)(before - reference, mode);
+        V factor = N(power)(before - reference, unit);
         V sum =
-            N(column_weights)(s + c, ld, keys, reference, mode, column, first);
+            N(column_weights)(s + c, ld, keys, reference, unit, column, first);
 
         factor = SELECT(moves, factor, SPLAT(K(1.0)));
         moved |= moves;
@@ -443,34 +464,31 @@ TARGET ALWAYS_INLINE bool N(softmax_of)(R *s, int64_t ld, int64_t keys,
 }
 
 TARGET static bool N(softmax)(R *s, int64_t ld, int64_t keys, int64_t lanes,
-                              R *m, R *l, R *alpha, int mode,
+                              R *m, R *l, R *alpha, R unit,
                               const uint64_t *words)
 {
-    if (mode == ATTN__NATURAL)
-        return words ? N(softmax_of)(s, ld, keys, lanes, m, l, alpha,
-                                     ATTN__NATURAL, words)
-                     : N(softmax_of)(s, ld, keys, lanes, m, l, alpha,
-                                     ATTN__NATURAL, NULL);
-    return words ? N(softmax_of)(s, ld, keys, lanes, m, l, alpha, ATTN__LOG2,
-                                 words)
-                 : N(softmax_of)(s, ld, keys, lanes, m, l, alpha, ATTN__LOG2,
-                                 NULL);
+    if (unit > K(0.0))
+        return words
+                   ? N(softmax_of)(s, ld, keys, lanes, m, l, alpha, unit, words)
+                   : N(softmax_of)(s, ld, keys, lanes, m, l, alpha, unit, NULL);
+    return words ? N(softmax_of)(s, ld, keys, lanes, m, l, alpha, K(0.0), words)
+                 : N(softmax_of)(s, ld, keys, lanes, m, l, alpha, K(0.0), NULL);
 }
 
 TARGET static void N(exp)(R *s, int64_t ld, int64_t keys, int64_t lanes,
-                          const R *m, int mode, const uint64_t *words)
+                          const R *m, R unit, const uint64_t *words)
 {
     for (int64_t c = 0; c < lanes; c += VL) {
         const uint64_t *column = words ? words + c / 64 : NULL;
         int first = (int)(c % 64);
         V reference = LOAD(m + c);
         reference = SELECT(reference == SPLAT(R_NEG_INF), (V){0}, reference);
-        if (mode == ATTN__NATURAL)
-            (void)N(column_weights)(s + c, ld, keys, reference, ATTN__NATURAL,
-                                    column, first);
+        if (unit > K(0.0))
+            (void)N(column_weights)(s + c, ld, keys, reference, unit, column,
+                                    first);
         else
-            (void)N(column_weights)(s + c, ld, keys, reference, ATTN__LOG2,
-                                    column, first);
+            (void)N(column_weights)(s + c, ld, keys, reference, K(0.0), column,
+                                    first);
     }
 }
 
@@ -548,70 +566,65 @@ TARGET static inline V N(sums)(V r[])
 }
 
 /*
- * Reading ahead. These loops are bound by memory, and their arithmetic keeps
- * the processor from seeing far enough ahead by itself: 11 GB/s of the 32 that
- * plain loads get on Zen 4. Asking for a row that comes 16 KiB later, into the
- * second-level cache, gives 29; 8 to 64 KiB are alike, into the first level 22
- * to 25. Behind the last row of this call come the first of the next.
+ * Reading. These loops are bound by memory, and their arithmetic keeps the
+ * processor from seeing far ahead by itself; its prefetchers end at each page
+ * of 4 KiB. So the keys are read as STREAMS runs in turn, a row of each, and
+ * each run asks for what comes 4 KiB later: on Zen 4, width 128, 8192 keys, 32
+ * heads of their own 23.5 GB/s, 32 over 8 19.7, where one run that asks gives
+ * 19.5 and 15.6, one that does not 11, and a plain loop over the memory 19.
  */
-#define AHEAD_BYTES 16384
+#define STREAMS (VL >= 4 ? 4 : VL)
+/* Keys of a run taken together: those of all runs fill a vector. */
+#define STRIP (VL / STREAMS)
+#define AHEAD_BYTES 4096
 
-typedef struct N(ahead) {
+typedef struct N(runs) {
     const R *rows;
-    int64_t ld, count;
-    const R *next;
-    int64_t next_ld;
-    int64_t distance; /* rows */
-} N(ahead);
+    int64_t ld;
+    int64_t length;   /* keys of a run, a multiple of STRIP */
+    int64_t distance; /* of the row to be asked for, in elements */
+} N(runs);
 
-TARGET static inline N(ahead)
-    N(look_ahead)(const R *rows, int64_t ld, int64_t count, const R *next,
-                  int64_t next_ld, int64_t width)
+TARGET static inline N(runs)
+    N(cut_runs)(const R *rows, int64_t ld, int64_t keys, int64_t width)
 {
-    int64_t row_bytes = width * (int64_t)sizeof(R);
-    N(ahead) a = {rows, ld, count, next, next_ld, AHEAD_BYTES};
-
-    a.distance =
-        (AHEAD_BYTES + row_bytes - 1) / (row_bytes > 0 ? row_bytes : 1);
-    return a;
+    int64_t ahead = AHEAD_BYTES / (width * (int64_t)sizeof(R) + 1);
+    N(runs)
+    r = {rows, ld, keys / STREAMS / STRIP * STRIP,
+         (ahead > 4 ? ahead : 4) * ld};
+    return r;
 }
 
-/* The row to be asked for while row j is used. */
-TARGET static inline const R *N(row_ahead)(const N(ahead) * a, int64_t j)
+/* Row of key a of the strip that begins at j of each run. */
+TARGET static inline const R *N(row_of)(const N(runs) * r, int64_t j, int a)
 {
-    j += a->distance;
-    if (j < a->count)
-        return a->rows + j * a->ld;
-    j -= a->count;
-    return a->next && j < a->count ? a->next + j * a->next_ld : a->rows;
+    return r->rows + (a % STREAMS * r->length + j + a / STREAMS) * r->ld;
 }
 
-/* `keys` (1 or 2) keys with n (1 to 4) queries, both constants: part[i][..], to
- * be summed across the vector. Two keys share the loads of q; with one query
- * there is nothing to gain by that, and one row after the other reads better.
- */
+/* The address may lie beyond the array, so it is no pointer arithmetic. */
+TARGET static inline void N(ask)(const N(runs) * r, const R *row, int64_t width)
+{
+    for (int64_t d = 0; d < width; d += 64 / (int64_t)sizeof(R))
+        READ_AHEAD((const void *)((uintptr_t)(row + d) +
+                                  (uintptr_t)r->distance * sizeof(R)));
+}
+
+/* `keys` (1 or 2) rows with n (1 to 4) queries, both constants: part[i][..], to
+ * be summed across the vector. Two keys share the loads of q. */
 TARGET ALWAYS_INLINE void N(dots_few)(const R *q, int64_t ldq, const int n,
-                                      const N(ahead) * k, const int keys,
-                                      int64_t j, int64_t width,
+                                      const R *const row[2], const int keys,
+                                      int64_t width,
                                       V (*part)[VECTOR_BYTES / sizeof(R)],
-                                      int64_t at)
+                                      int at)
 {
     V sum[4][2] = {{{0}}};
-    const R *row[2], *ahead[2];
     int64_t d = 0;
 
-    UNROLL
-    for (int a = 0; a < keys; a++) {
-        row[a] = k->rows + (j + a) * k->ld;
-        ahead[a] = N(row_ahead)(k, j + a);
-    }
     for (; d + VL <= width; d += VL) {
         V x[2];
         UNROLL
-        for (int a = 0; a < keys; a++) {
+        for (int a = 0; a < keys; a++)
             x[a] = LOAD(row[a] + d);
-            READ_AHEAD(ahead[a] + d);
-        }
         UNROLL
         for (int i = 0; i < n; i++) {
             V y = LOAD(q + i * ldq + d);
@@ -637,76 +650,87 @@ TARGET ALWAYS_INLINE void N(dots_few)(const R *q, int64_t ldq, const int n,
     }
 }
 
-/* Up to VL keys, j the first, with n (1 to 4) queries. */
-TARGET ALWAYS_INLINE void N(dots_block)(const R *q, int64_t ldq, const int n,
-                                        const N(ahead) * k, int64_t j,
-                                        int64_t width, R *s, int64_t lds)
+/* A strip of each run with n (1 to 4) queries. */
+TARGET ALWAYS_INLINE void N(dots_strips)(const R *q, int64_t ldq, const int n,
+                                         const N(runs) * k, int64_t j,
+                                         int64_t width, R *s, int64_t lds)
 {
+    const int together = n > 1 && STRIP > 1 ? 2 : 1;
     V part[4][VECTOR_BYTES / sizeof(R)];
-    int64_t keys = k->count - j < VL ? k->count - j : VL;
-    int64_t a = 0;
 
-    for (; n > 1 && a + 2 <= keys; a += 2)
-        N(dots_few)(q, ldq, n, k, 2, j + a, width, part, a);
-    for (; a < keys; a++)
-        N(dots_few)(q, ldq, n, k, 1, j + a, width, part, a);
-    for (; a < VL; a++)
-        for (int i = 0; i < n; i++)
-            part[i][a] = (V){0};
-    for (int i = 0; i < n; i++)
-        STORE(s + i * lds + j, N(sums)(part[i]));
+    for (int a = 0; a < VL; a += together) {
+        const R *row[2] = {N(row_of)(k, j, a),
+                           N(row_of)(k, j, a + together - 1)};
+        N(ask)(k, row[0], width);
+        if (together == 2)
+            N(ask)(k, row[1], width);
+        N(dots_few)(q, ldq, n, row, together, width, part, a);
+    }
+    for (int i = 0; i < n; i++) {
+        R all[VECTOR_BYTES / sizeof(R)];
+        STORE(all, N(sums)(part[i]));
+        for (int a = 0; a < VL; a++)
+            s[i * lds + a % STREAMS * k->length + j + a / STREAMS] = all[a];
+    }
 }
 
 TARGET static void N(dots)(const R *q, int64_t ldq, int64_t n, const R *k,
                            int64_t ld, int64_t keys, int64_t width, R *s,
-                           int64_t lds, const R *next, int64_t next_ld)
+                           int64_t lds)
 {
-    const N(ahead) a = N(look_ahead)(k, ld, keys, next, next_ld, width);
+    const N(runs) r = N(cut_runs)(k, ld, keys, width);
 
     /* The second four queries find the keys in the first-level cache. */
-    for (int64_t j = 0; j < keys; j += VL)
+    for (int64_t j = 0; j < r.length; j += STRIP)
         for (int64_t i = 0; i < n; i += 4) {
             const R *from = q + i * ldq;
             R *to = s + i * lds;
             switch (n - i) {
             case 1:
-                N(dots_block)(from, ldq, 1, &a, j, width, to, lds);
+                N(dots_strips)(from, ldq, 1, &r, j, width, to, lds);
                 break;
             case 2:
-                N(dots_block)(from, ldq, 2, &a, j, width, to, lds);
+                N(dots_strips)(from, ldq, 2, &r, j, width, to, lds);
                 break;
             case 3:
-                N(dots_block)(from, ldq, 3, &a, j, width, to, lds);
+                N(dots_strips)(from, ldq, 3, &r, j, width, to, lds);
                 break;
             default:
-                N(dots_block)(from, ldq, 4, &a, j, width, to, lds);
+                N(dots_strips)(from, ldq, 4, &r, j, width, to, lds);
             }
+        }
+    /* What does not fill a strip of each run. */
+    for (int64_t j = STREAMS * r.length; j < keys; j++)
+        for (int64_t i = 0; i < n; i++) {
+            const R *row[2] = {k + j * ld, NULL};
+            V part[4][VECTOR_BYTES / sizeof(R)] = {{{0}}};
+            N(dots_few)(q + i * ldq, ldq, 1, row, 1, width, part, 0);
+            s[i * lds + j] = N(sums)(part[0])[0];
         }
 }
 
-TARGET static R N(row_weights)(R *s, int64_t keys, R *m, R *l, int mode)
+TARGET static R N(row_weights)(R *s, int64_t keys, R *m, R *l, R unit)
 {
     V largest = SPLAT(R_NEG_INF), sum = {0};
-    R top = *m, reference, alpha = K(1.0), total = K(0.0);
+    R top = R_NEG_INF, reference = *m, alpha = K(1.0), total = K(0.0);
     int64_t padded = (keys + VL - 1) / VL * VL;
 
     for (int64_t j = keys; j < padded; j++)
         s[j] = R_NEG_INF;
     for (int64_t j = 0; j < padded; j += VL)
         largest = V_MAX(LOAD(s + j), largest);
+    largest = N(in_unit)(largest, unit);
     for (int i = 0; i < VL; i++)
         top = largest[i] > top ? largest[i] : top;
-    reference = *m;
     if (top > reference + SLACK) {
-        V factor = N(weight)(SPLAT(reference - top), mode);
+        V factor = N(power)(SPLAT(reference - top), unit);
         alpha = factor[0];
         reference = top;
     }
     *m = reference;
     reference = reference == R_NEG_INF ? K(0.0) : reference;
     for (int64_t j = 0; j < padded; j += VL) {
-        V x = LOAD(s + j) - SPLAT(reference);
-        V p = N(weight)(x, mode);
+        V p = N(weight)(LOAD(s + j), SPLAT(reference), unit);
         STORE(s + j, p);
         sum += p;
     }
@@ -716,14 +740,14 @@ TARGET static R N(row_weights)(R *s, int64_t keys, R *m, R *l, int mode)
     return alpha;
 }
 
-/* Columns [e, e + columns VL) of n (1 to 4) rows of o, `count` keys from j on;
- * n and columns are constants. */
+/* Columns [e, e + columns VL) of n (1 to 4) rows of o, a strip of each run; n
+ * and columns are constants. */
 TARGET ALWAYS_INLINE void N(add_columns)(R *o, int64_t ldo, const int n,
                                          const int columns, const R *p,
-                                         int64_t ldp, const N(ahead) * v,
-                                         int64_t j, int64_t count, int64_t e)
+                                         int64_t ldp, const N(runs) * v,
+                                         int64_t j, int64_t e)
 {
-    V sum[4][4];
+    V sum[4][8];
 
     UNROLL
     for (int i = 0; i < n; i++) {
@@ -731,21 +755,20 @@ TARGET ALWAYS_INLINE void N(add_columns)(R *o, int64_t ldo, const int n,
         for (int c = 0; c < columns; c++)
             sum[i][c] = LOAD(o + i * ldo + e + c * VL);
     }
-    for (int64_t a = 0; a < count; a++) {
-        const R *row = v->rows + (j + a) * v->ld + e;
-        const R *ahead = N(row_ahead)(v, j + a) + e;
-        V x[4];
+    for (int a = 0; a < VL; a++) {
+        const R *row = N(row_of)(v, j, a) + e;
+        const R *w = p + a % STREAMS * v->length + j + a / STREAMS;
+        V x[8];
+        N(ask)(v, row, columns * VL);
         UNROLL
-        for (int c = 0; c < columns; c++) {
+        for (int c = 0; c < columns; c++)
             x[c] = LOAD(row + c * VL);
-            READ_AHEAD(ahead + c * VL);
-        }
         UNROLL
         for (int i = 0; i < n; i++) {
-            V w = SPLAT(p[i * ldp + j + a]);
+            V y = SPLAT(w[i * ldp]);
             UNROLL
             for (int c = 0; c < columns; c++)
-                sum[i][c] = V_FMA(x[c], w, sum[i][c]);
+                sum[i][c] = V_FMA(x[c], y, sum[i][c]);
         }
     }
     UNROLL
@@ -756,54 +779,53 @@ TARGET ALWAYS_INLINE void N(add_columns)(R *o, int64_t ldo, const int n,
     }
 }
 
-/* n (1 to 4) rows of o, `count` keys from j on. */
-TARGET ALWAYS_INLINE void N(add_values)(R *o, int64_t ldo, const int n,
+/* n (1 to 4) rows of o, a strip of each run. */
+TARGET ALWAYS_INLINE void N(add_strips)(R *o, int64_t ldo, const int n,
                                         const R *p, int64_t ldp,
-                                        const N(ahead) * v, int64_t j,
-                                        int64_t count, int64_t width)
+                                        const N(runs) * v, int64_t j,
+                                        int64_t width)
 {
     int64_t e = 0;
 
+    /* 16 sums are enough to hide latency and leave registers for the rest. */
+    for (; n <= 2 && e + 8 * VL <= width; e += 8 * VL)
+        N(add_columns)(o, ldo, n, 8, p, ldp, v, j, e);
     for (; e + 4 * VL <= width; e += 4 * VL)
-        N(add_columns)(o, ldo, n, 4, p, ldp, v, j, count, e);
+        N(add_columns)(o, ldo, n, 4, p, ldp, v, j, e);
     for (; e + VL <= width; e += VL)
-        N(add_columns)(o, ldo, n, 1, p, ldp, v, j, count, e);
-    for (int i = 0; i < n; i++)
-        for (int64_t a = 0; a < count; a++)
+        N(add_columns)(o, ldo, n, 1, p, ldp, v, j, e);
+    for (int a = 0; e < width && a < VL; a++) {
+        const R *row = N(row_of)(v, j, a);
+        const R *w = p + a % STREAMS * v->length + j + a / STREAMS;
+        for (int i = 0; i < n; i++)
             for (int64_t f = e; f < width; f++)
-                o[i * ldo + f] +=
-                    p[i * ldp + j + a] * v->rows[(j + a) * v->ld + f];
+                o[i * ldo + f] += w[i * ldp] * row[f];
+    }
 }
 
 TARGET static void N(add_rows_of)(R *o, int64_t ldo, int64_t n, const R *p,
                                   int64_t ldp, const R *v, int64_t ld,
-                                  int64_t keys, int64_t width, const R *next,
-                                  int64_t next_ld)
+                                  int64_t keys, int64_t width)
 {
-    const N(ahead) ahead = N(look_ahead)(v, ld, keys, next, next_ld, width);
+    const N(runs) r = N(cut_runs)(v, ld, keys, width);
+    int64_t whole = width / VL * VL;
 
-    /* Few keys at a time, so that other columns and other queries find the rows
-     * in the first-level cache. */
-    for (int64_t j = 0; j < keys; j += 16) {
-        int64_t count = keys - j < 16 ? keys - j : 16;
-        for (int64_t i = 0; i < n; i += 4) {
-            const R *w = p + i * ldp;
+    for (int64_t j = 0; j < r.length; j += STRIP)
+        for (int64_t i = 0; i < n; i += 2)
+            if (n - i == 1)
+                N(add_strips)
+    (o + i * ldo, ldo, 1, p + i * ldp, ldp, &r, j, width);
+    else N(add_strips)(o + i * ldo, ldo, 2, p + i * ldp, ldp, &r, j, width);
+    for (int64_t j = STREAMS * r.length; j < keys; j++)
+        for (int64_t i = 0; i < n; i++) {
+            const R *row = v + j * ld;
+            V w = SPLAT(p[i * ldp + j]);
             R *to = o + i * ldo;
-            switch (n - i) {
-            case 1:
-                N(add_values)(to, ldo, 1, w, ldp, &ahead, j, count, width);
-                break;
-            case 2:
-                N(add_values)(to, ldo, 2, w, ldp, &ahead, j, count, width);
-                break;
-            case 3:
-                N(add_values)(to, ldo, 3, w, ldp, &ahead, j, count, width);
-                break;
-            default:
-                N(add_values)(to, ldo, 4, w, ldp, &ahead, j, count, width);
-            }
+            for (int64_t e = 0; e < whole; e += VL)
+                STORE(to + e, V_FMA(LOAD(row + e), w, LOAD(to + e)));
+            for (int64_t e = whole; e < width; e++)
+                to[e] += p[i * ldp + j] * row[e];
         }
-    }
 }
 
 #define TABLE_OF(suffix) attn__kernels_##suffix
@@ -833,7 +855,9 @@ static const TABLE(SUFFIX)
 #undef SELECT
 #undef SLACK
 
+#undef STREAMS
 #undef AHEAD_BYTES
+#undef STRIP
 #undef READ_AHEAD
 #undef SUFFIX
 #undef ZIP_LO
