@@ -92,6 +92,17 @@ static bool is_nested(const attn_tensor *t)
     return true;
 }
 
+/* The sentence for a view that is larger than memory. */
+static attn_status fail_extent(const char *call, const char *name,
+                               const attn_tensor *t)
+{
+    return attn__fail(
+        ATTN_ERR_STRIDE,
+        "%s: %s with strides (%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64
+        ") reaches over more memory than can be addressed",
+        call, name, t->stride[0], t->stride[1], t->stride[2], t->stride[3]);
+}
+
 static attn_status check_sizes(const char *call, const char *name,
                                const attn_tensor *t, size_t bytes)
 {
@@ -122,11 +133,7 @@ static attn_status check_sizes(const char *call, const char *name,
         !attn__add_i64(high, -low, &span) || span == INT64_MAX ||
         !attn__mul_i64(span + 1, (int64_t)bytes, &span) ||
         (uint64_t)span > (uint64_t)PTRDIFF_MAX)
-        return attn__fail(
-            ATTN_ERR_STRIDE,
-            "%s: %s with strides (%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64
-            ") reaches over more memory than can be addressed",
-            call, name, t->stride[0], t->stride[1], t->stride[2], t->stride[3]);
+        return fail_extent(call, name, t);
     return ATTN_OK;
 }
 
@@ -151,10 +158,23 @@ static attn_status check_dtype(const char *call, const char *name,
     return ATTN_OK;
 }
 
+/* The addresses [low, high) that a view with elements touches. Once
+ * attn__check_tensor has passed it, low < high. */
+static void touched(const attn_tensor *t, uintptr_t *low, uintptr_t *high)
+{
+    uintptr_t bytes = attn__dtype_bytes(t->dtype);
+    int64_t first, last;
+
+    (void)view_range(t, &first, &last);
+    *low = (uintptr_t)t->data + (uintptr_t)first * bytes;
+    *high = (uintptr_t)t->data + ((uintptr_t)last + 1) * bytes;
+}
+
 attn_status attn__check_tensor(const char *call, const char *name,
                                const attn_tensor *t, attn_dtype dtype)
 {
     attn_status status;
+    uintptr_t low, high;
     size_t bytes;
 
     if (!t)
@@ -184,6 +204,9 @@ attn_status attn__check_tensor(const char *call, const char *name,
                           "%s: %s.data is %p, not a multiple of the %zu bytes "
                           "of its elements",
                           call, name, t->data, bytes);
+    touched(t, &low, &high);
+    if (low > (uintptr_t)t->data || high <= (uintptr_t)t->data)
+        return fail_extent(call, name, t);
     return ATTN_OK;
 }
 
@@ -280,28 +303,16 @@ static bool elements_meet(const attn_tensor *a, const attn_tensor *b,
     return lattice_hits(stride, na, nb, n, gap / bytes);
 }
 
-/* The addresses [low, high) that a view with elements touches.
- * attn__check_tensor made sure that they do not overflow. */
-static void touched(const attn_tensor *t, intptr_t *low, intptr_t *high)
-{
-    int64_t bytes = (int64_t)attn__dtype_bytes(t->dtype);
-    int64_t first, last;
-
-    (void)view_range(t, &first, &last);
-    *low = (intptr_t)t->data + (intptr_t)(first * bytes);
-    *high = (intptr_t)t->data + (intptr_t)((last + 1) * bytes);
-}
-
 attn_status attn__check_apart(const char *call, const char *out_name,
                               const attn_tensor *out, const char *name,
                               const void *memory, size_t bytes)
 {
-    intptr_t low, high;
+    uintptr_t low, high;
 
     if (attn__count(out) == 0 || !memory || bytes == 0)
         return ATTN_OK;
     touched(out, &low, &high);
-    if (high <= (intptr_t)memory || (uintptr_t)low >= (uintptr_t)memory + bytes)
+    if (high <= (uintptr_t)memory || low >= (uintptr_t)memory + bytes)
         return ATTN_OK;
     return attn__fail(ATTN_ERR_OVERLAP,
                       "%s: %s (%p) shares memory with %s (%p, %zu bytes); they "
@@ -321,7 +332,7 @@ attn_status attn__check_overlap(const char *call, const char *out_name,
                                 const attn_tensor *other, bool may_be_same)
 {
     int64_t out_bytes = (int64_t)attn__dtype_bytes(out->dtype);
-    intptr_t out_low, out_high, low, high;
+    uintptr_t out_low, out_high, low, high;
 
     if (attn__count(out) == 0 || attn__count(other) == 0)
         return ATTN_OK;

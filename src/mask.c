@@ -34,6 +34,15 @@ static int64_t floor_to(int64_t x, int64_t step)
     return clamped_sum(x, rest < 0 ? -(rest + step) : -rest);
 }
 
+/* p - left. In this order: offset and left may both be huge, and p beyond the
+ * range where p - left is not; where offset - left is below it, so is p - left
+ * below 0. */
+static int64_t left_end(const attn__visibility *v, const attn__sequence *s,
+                        int64_t i)
+{
+    return clamped_sum(clamped_sum(s->offset, -v->left), i);
+}
+
 static attn__range query_range(const attn__visibility *v,
                                const attn__sequence *s, int64_t i)
 {
@@ -54,7 +63,7 @@ static attn__range query_range(const attn__visibility *v,
     r.keep_high = 0;
     if (v->window) {
         if (v->left >= 0)
-            r.low = MAX(r.low, clamped_sum(p, -v->left));
+            r.low = MAX(r.low, left_end(v, s, i));
         if (v->right >= 0)
             r.high = MIN(r.high, clamped_sum(clamped_sum(p, v->right), 1));
         r.keep_low = begin;

@@ -102,6 +102,12 @@ static attn_status check_numbers(const char *call, const attn_mha_params *o,
                           "%s: params.num_heads is %" PRId64
                           "; it must be positive",
                           call, o->num_heads);
+    /* Three projections of so many heads must be countable. */
+    if (o->num_heads > INT64_MAX / 3)
+        return attn__fail(ATTN_ERR_SIZE,
+                          "%s: params.num_heads is %" PRId64
+                          "; it must be at most %" PRId64,
+                          call, o->num_heads, INT64_MAX / 3);
     if (o->num_kv_heads < 0)
         return attn__fail(ATTN_ERR_SIZE,
                           "%s: params.num_kv_heads is %" PRId64

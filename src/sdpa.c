@@ -42,6 +42,10 @@
  * ENOUGH_TASKS - 1 + WANTED_TASKS, and room to join some sequences. */
 #define MAX_PARTIALS 64
 
+/* Sizes of scratch memory are products of a width, the lanes or keys of a tile
+ * and MAX_PARTIALS; up to this width they are numbers. */
+#define MAX_WIDTH (INT64_MAX / (MAX_PARTIALS * ATTN__MAX_KEYS))
+
 /* Lanes are padded to the widest vector. */
 static int64_t lane_step(attn_dtype dtype)
 {
@@ -257,6 +261,8 @@ size_t attn__sdpa_bytes(const attn__sdpa *p)
 
     if (is_nothing(p))
         return ATTN__ALIGNMENT;
+    if (p->width > MAX_WIDTH || p->v_width > MAX_WIDTH)
+        return SIZE_MAX;
     (void)cut_run(p, &bump);
     return bump.bytes;
 }

@@ -95,7 +95,7 @@ static void XI(merge_task)(void *data, int64_t index, int32_t worker)
         XI(use_partial)(r, &part, t.number + k, &seen);
         for (int64_t l = 0; l < lanes; l++) {
             R above = part.w.m[l] - b.w.m[l];
-            R f = b.unit > K(0.0) ? R_EXP2(above) : R_EXP(above);
+            R f = b.unit > K(0.0) ? R_EXP2(above * b.unit) : R_EXP(above);
             /* Nothing above -inf in this part: it adds nothing. NaN shows in
              * the sum. */
             b.w.alpha[l] = part.w.m[l] == R_NEG_INF ? K(0.0) : f;

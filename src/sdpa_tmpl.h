@@ -383,7 +383,7 @@ static R XI(lse_of)(const XI(block) * b, int64_t l)
     if (b->w.l[l] == K(0.0))
         return R_NAN; /* all visible scores are -inf: 0/0, as in the formula */
     if (b->unit > K(0.0))
-        return (b->w.m[l] + R_LOG2(b->w.l[l])) * ln_2;
+        return (b->w.m[l] * b->unit + R_LOG2(b->w.l[l])) * ln_2;
     return b->w.m[l] + R_LOG(b->w.l[l]);
 }
 

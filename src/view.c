@@ -50,9 +50,11 @@ static void write_view(attn_tensor *view, attn_dtype dtype, const void *data,
     attn_tensor t = {0};
 
     /* Inputs and outputs share one struct; const ends here, see attn.h. */
+    /* As a number: of views too large for any memory, which calls refuse, and
+     * of empty ones the product may be anything. */
     if (data)
-        t.data = (unsigned char *)(uintptr_t)data +
-                 first * (int64_t)attn__dtype_bytes(dtype);
+        t.data = (void *)((uintptr_t)data +
+                          (uintptr_t)first * attn__dtype_bytes(dtype));
     for (int a = 0; a < 4; a++) {
         t.shape[a] = l->shape[a];
         t.stride[a] = l->stride[a];

@@ -429,6 +429,47 @@ static void test_scores__far_from_zero_are_finite(void **state)
 }
 
 /*
+ * The same for scores of 10^10 and more, where one unit in the last place is
+ * thousands: the largest still has weight 1, and nothing is NaN. The products
+ * with log2(e) were once rounded before the maximum was taken off, which left
+ * a rounding error of that size in an exponent. 1 query goes by rows.
+ */
+static void test_scores__of_any_size_are_finite(void **state)
+{
+    (void)state;
+    for (attn_dtype dtype = ATTN_F32; dtype <= ATTN_F64; dtype++)
+        for (int n = 0; n < 8; n++) {
+            const double largest[] = {1e10, 1e20, 1e30,
+                                      dtype == ATTN_F32 ? 3e37 : 3e307};
+            const int64_t queries = n < 4 ? 1 : 40;
+            tensor q = tensor_make(dtype, 1, 1, queries, 1);
+            tensor k = tensor_make(dtype, 1, 1, 30, 1);
+            tensor v = tensor_make(dtype, 1, 1, 30, 1);
+            tensor out = tensor_make(dtype, 1, 1, queries, 1);
+            for (int64_t i = 0; i < queries; i++)
+                tensor_set(&q.view, 0, 0, i, 0, i % 2 ? -1.0 : 1.0);
+            for (int64_t j = 0; j < 30; j++) {
+                tensor_set(&k.view, 0, 0, j, 0,
+                           largest[n % 4] * (((double)j - 14.5) / 14.5));
+                tensor_set(&v.view, 0, 0, j, 0, (double)j);
+            }
+            attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+            p.flags = ATTN_SDPA_SCALE;
+            p.scale = 0.7;
+            assert_int_equal(
+                attn_sdpa(NULL, &p, &q.view, &k.view, &v.view, &out.view),
+                ATTN_OK);
+            for (int64_t i = 0; i < queries; i++)
+                assert_true(fabs((double)ref_get(&out.view, 0, 0, i, 0) -
+                                 (i % 2 ? 0.0 : 29.0)) <= 1e-6);
+            tensor_free(&q);
+            tensor_free(&k);
+            tensor_free(&v);
+            tensor_free(&out);
+        }
+}
+
+/*
  * Any finite scale, says attn.h: also one that is beyond a float, or that is
  * when log2(e) is taken in. Queries and keys are so small that scores are not.
  * 1 query goes by rows, 40 by tiles.
@@ -570,6 +611,7 @@ int main(void)
         cmocka_unit_test(test_error__k_stored_the_wrong_way_round),
         cmocka_unit_test(test_error__matrix_does_not_fit_its_input),
         cmocka_unit_test(test_scores__far_from_zero_are_finite),
+        cmocka_unit_test(test_scores__of_any_size_are_finite),
         cmocka_unit_test(test_scale__may_be_beyond_the_type),
         cmocka_unit_test(test_softmax__wrong_axis_is_caught),
         cmocka_unit_test(test_sdpa__128_tokens_agree_with_plain_loops),

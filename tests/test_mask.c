@@ -387,6 +387,21 @@ static void test_mask_apply__empty_scores_are_fine(void **state)
     assert_int_equal(attn_mask_apply(&m, 1, &s), ATTN_OK);
 }
 
+/* Positions beyond 2^63 count on: offset + i - left is 1 here for i = 1. */
+static void test_window__huge_offset_and_bound(void **state)
+{
+    (void)state;
+    static unsigned char visible[3][4];
+    attn_mask m;
+    assert_int_equal(
+        attn_mask_init(&m, ATTN_MASK_KEEP, ATTN_U8, visible, 1, 1, 3, 4),
+        ATTN_OK);
+    assert_int_equal(attn_mask_window(&m, INT64_MAX, INT64_MAX, -1), ATTN_OK);
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < 4; j++)
+            assert_int_equal(visible[i][j], j >= i);
+}
+
 /*
  * A finite score stays finite when finite numbers are added to it, at both
  * ends of the type: at the upper one it once became +inf, and the row NaN.
@@ -483,6 +498,7 @@ int main(void)
         cmocka_unit_test(test_mask_apply__stride_0_is_a_broadcast),
         cmocka_unit_test(test_mask_apply__empty_scores_are_fine),
         cmocka_unit_test(test_sdpa__strides_of_empty_tensors_are_ignored),
+        cmocka_unit_test(test_window__huge_offset_and_bound),
         cmocka_unit_test(test_add__the_largest_numbers_are_no_infinity),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -456,6 +456,39 @@ static void test_view_matrix__ld_times_rows_must_be_countable(void **state)
     assert_memory_equal(&v, &before, sizeof v);
 }
 
+/* Sizes that multiply beyond 2^63, or addresses that do, are an answer and not
+ * an overflow: strides of 0 let a few bytes stand for any view. */
+static void test_calls__sizes_beyond_memory_are_refused(void **state)
+{
+    (void)state;
+    static float x[4];
+    attn_tensor q = {x, {1, 1, 1, INT64_C(1) << 60}, {0}, ATTN_F32, 0};
+    attn_tensor v = {x, {1, 1, 1, 1}, {0}, ATTN_F32, 0};
+    attn_tensor out = {x + 1, {1, 1, 1, 1}, {0}, ATTN_F32, 0};
+    /* Of the width alone follows more scratch memory than can be counted. */
+    assert_int_equal(attn_sdpa_check(NULL, NULL, &q, &q, &v, &out),
+                     ATTN_ERR_SIZE);
+    /* 128 bytes, but not from the last 64 addresses on. */
+    attn_tensor last = {
+        (void *)(UINTPTR_MAX - 63), {1, 1, 1, 32}, {0, 0, 0, 1}, ATTN_F32, 0};
+    double deviation;
+    assert_int_equal(attn_weights_check(&last, &deviation, NULL),
+                     ATTN_ERR_STRIDE);
+    attn_mha_params m = ATTN_MHA_PARAMS_INIT;
+    attn_tensor w = {x, {1, 1, 1, 1}, {0}, ATTN_F32, 0};
+    m.weight_layout = ATTN_WEIGHT_OUT_IN;
+    m.num_heads = INT64_MAX / 2;
+    m.w_qkv = &w;
+    m.w_o = &w;
+    assert_int_equal(attn_mha_check(NULL, &m, &v, NULL, NULL, &out),
+                     ATTN_ERR_SIZE);
+    /* Views of no tokens may be of any width. */
+    attn_tensor k;
+    assert_int_equal(
+        attn_view_bt3hd(&q, &k, &v, ATTN_F32, x, 1, 0, 1, INT64_C(1) << 60),
+        ATTN_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -478,6 +511,7 @@ int main(void)
         cmocka_unit_test(test_views__the_largest_countable_size_is_taken),
         cmocka_unit_test(test_views__zero_times_anything_is_countable),
         cmocka_unit_test(test_view_matrix__ld_times_rows_must_be_countable),
+        cmocka_unit_test(test_calls__sizes_beyond_memory_are_refused),
     };
     number_memory();
     return cmocka_run_group_tests(tests, NULL, NULL);

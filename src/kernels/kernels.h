@@ -25,11 +25,11 @@
 
 /*
  * What the scores s of a tile are in is told by a number, `unit`:
- *   unit > 0   the weight relative to a maximum m is 2^(unit s - m): q has been
- *              multiplied by a power of two only, exactly, and the rest of the
- *              scale is in unit; m is in units of log2
+ *   unit > 0   the weight relative to a maximum m is 2^(unit (s - m)): q has
+ *              been multiplied by a power of two only, exactly, and the rest of
+ *              the scale is in unit
  *   unit = 0   it is e^(s - m): something is added to the scores, which must be
- *              what they are called; m is a score
+ *              what they are called
  */
 
 #define ATTN__DECLARE_KERNELS(R, suffix)                                       \

@@ -52,15 +52,17 @@ TARGET static inline V N(exp2_parts)(V f, V t)
     return p * (V)((VI)t << CONST(FRACTION_BITS));
 }
 
-/* 2^x for x <= 127 or so; NaN stays NaN, as the clamp returns x then. */
-TARGET static inline V N(exp2)(V x)
+/* 2^(unit x) for unit x <= 127 or so; NaN stays NaN, as the clamp returns x
+ * then. The product is rounded to the integer and taken off in fused steps. */
+TARGET static inline V N(exp2)(V x, R unit)
 {
     const V magic = SPLAT(CONST(MAGIC) + CONST(BIAS));
-    V t;
+    V t, f;
 
-    x = V_MAX(SPLAT(-CONST(BIAS)), x);
-    t = x + magic;
-    return N(exp2_parts)(x - (t - magic), t);
+    x = V_MAX(SPLAT(-CONST(BIAS) / unit), x);
+    t = V_FMA(x, SPLAT(unit), magic);
+    f = V_FMA(x, SPLAT(unit), magic - t);
+    return N(exp2_parts)(f, t);
 }
 
 /* e^x: x log2(e) - n in two fused steps, so that the rounding of the product
@@ -369,24 +371,12 @@ TARGET ALWAYS_INLINE V N(column_max)(const R *s, int64_t ld, int64_t keys,
     return V_MAX(V_MAX(m0, m1), V_MAX(m2, m3));
 }
 
-/* e^x or 2^x, as unit says. */
-TARGET ALWAYS_INLINE V N(power)(V x, R unit)
+/* The weight of a score that is x above the maximum. The difference comes
+ * first: that of products is not 0 for the maximum itself, but a rounding
+ * error, which for scores of 10^10 is a number that 2^x does not survive. */
+TARGET ALWAYS_INLINE V N(weight)(V x, R unit)
 {
-    return unit > K(0.0) ? N(exp2)(x) : N(expe)(x);
-}
-
-/* The weight of score s relative to the maximum m. */
-TARGET ALWAYS_INLINE V N(weight)(V s, V m, R unit)
-{
-    if (unit > K(0.0))
-        return N(exp2)(V_FMA(s, SPLAT(unit), -m));
-    return N(expe)(s - m);
-}
-
-/* A score in the units of a maximum. */
-TARGET ALWAYS_INLINE V N(in_unit)(V s, R unit)
-{
-    return unit > K(0.0) ? s * SPLAT(unit) : s;
+    return unit > K(0.0) ? N(exp2)(x, unit) : N(expe)(x);
 }
 
 /* Weights in place of scores in one column; returns their sum. Four sums:
@@ -399,10 +389,10 @@ TARGET ALWAYS_INLINE V N(column_weights)(R *s, int64_t ld, int64_t keys, V m,
     int64_t j = 0;
 
     for (; j + 4 <= keys; j += 4, s += 4 * ld) {
-        V p0 = N(weight)(N(score)(s, words, j, first), m, unit);
-        V p1 = N(weight)(N(score)(s + ld, words, j + 1, first), m, unit);
-        V p2 = N(weight)(N(score)(s + 2 * ld, words, j + 2, first), m, unit);
-        V p3 = N(weight)(N(score)(s + 3 * ld, words, j + 3, first), m, unit);
+        V p0 = N(weight)(N(score)(s, words, j, first) - m, unit);
+        V p1 = N(weight)(N(score)(s + ld, words, j + 1, first) - m, unit);
+        V p2 = N(weight)(N(score)(s + 2 * ld, words, j + 2, first) - m, unit);
+        V p3 = N(weight)(N(score)(s + 3 * ld, words, j + 3, first) - m, unit);
         STORE(s, p0);
         STORE(s + ld, p1);
         STORE(s + 2 * ld, p2);
@@ -413,7 +403,7 @@ TARGET ALWAYS_INLINE V N(column_weights)(R *s, int64_t ld, int64_t keys, V m,
         l3 += p3;
     }
     for (; j < keys; j++, s += ld) {
-        V p0 = N(weight)(N(score)(s, words, j, first), m, unit);
+        V p0 = N(weight)(N(score)(s, words, j, first) - m, unit);
         STORE(s, p0);
         l0 += p0;
     }
@@ -426,7 +416,7 @@ TARGET ALWAYS_INLINE V N(column_weights)(R *s, int64_t ld, int64_t keys, V m,
  * sums and products up to 2^8 times larger are far from overflow. Most tiles
  * then leave the output as it is.
  */
-#define SLACK (unit > K(0.0) ? K(8.0) : K(5.5))
+#define SLACK (unit > K(0.0) ? K(8.0) / unit : K(5.5))
 
 /* unit is a constant 0 or not, and words NULL or not. */
 TARGET ALWAYS_INLINE bool N(softmax_of)(R *s, int64_t ld, int64_t keys,
@@ -441,14 +431,13 @@ TARGET ALWAYS_INLINE bool N(softmax_of)(R *s, int64_t ld, int64_t keys,
         const uint64_t *column = words ? words + c / 64 : NULL;
         int first = (int)(c % 64);
         V before = LOAD(m + c);
-        V largest = N(in_unit)(
-            N(column_max)(s + c, ld, keys, neg_inf, column, first), unit);
+        V largest = N(column_max)(s + c, ld, keys, neg_inf, column, first);
         /* -inf + SLACK is -inf: the first visible score always moves m. */
         VI moves = largest > before + SPLAT(SLACK);
         V now = SELECT(moves, largest, before);
         /* Nothing visible so far: any finite reference gives weights of 0. */
         V reference = SELECT(now == neg_inf, (V){0}, now);
-        V factor = N(power)(before - reference, unit);
+        V factor = N(weight)(before - reference, unit);
         V sum =
             N(column_weights)(s + c, ld, keys, reference, unit, column, first);
 
@@ -719,18 +708,17 @@ TARGET static R N(row_weights)(R *s, int64_t keys, R *m, R *l, R unit)
         s[j] = R_NEG_INF;
     for (int64_t j = 0; j < padded; j += VL)
         largest = V_MAX(LOAD(s + j), largest);
-    largest = N(in_unit)(largest, unit);
     for (int i = 0; i < VL; i++)
         top = largest[i] > top ? largest[i] : top;
     if (top > reference + SLACK) {
-        V factor = N(power)(SPLAT(reference - top), unit);
+        V factor = N(weight)(SPLAT(reference - top), unit);
         alpha = factor[0];
         reference = top;
     }
     *m = reference;
     reference = reference == R_NEG_INF ? K(0.0) : reference;
     for (int64_t j = 0; j < padded; j += VL) {
-        V p = N(weight)(LOAD(s + j), SPLAT(reference), unit);
+        V p = N(weight)(LOAD(s + j) - SPLAT(reference), unit);
         STORE(s + j, p);
         sum += p;
     }
