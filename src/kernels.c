@@ -78,9 +78,9 @@
 #define LOG2E_HI_f64 1.4426950408889634
 #define LOG2E_LO_f32 1.9259629911266175e-8f
 #define LOG2E_LO_f64 2.0355273740931032e-17
-/* -BIAS ln 2, where e^x is taken as 0. */
-#define LOWEST_E_f32 (-88.02969f)
-#define LOWEST_E_f64 (-709.0895657128241)
+/* -(BIAS + 1) ln 2, below which e^x is taken as 0. */
+#define LOWEST_E_f32 (-88.722839f)
+#define LOWEST_E_f64 (-709.782712893384)
 
 #define ZIP2_LO 0, 2
 #define ZIP2_HI 1, 3

@@ -52,15 +52,20 @@ TARGET static inline V N(exp2_parts)(V f, V t)
     return p * (V)((VI)t << CONST(FRACTION_BITS));
 }
 
-/* 2^(unit x) for unit x <= 127 or so; NaN stays NaN, as the clamp returns x
- * then. The product is rounded to the integer and taken off in fused steps. */
+/*
+ * 2^(unit x) for unit x <= 127 or so; NaN stays NaN, as clamps return it. The
+ * product is rounded to the integer and taken off in fused steps. x stops below
+ * where the exponent would, and the exponent at -BIAS, which makes the factor
+ * 0: so -inf gives 0 in every rounding mode.
+ */
 TARGET static inline V N(exp2)(V x, R unit)
 {
     const V magic = SPLAT(CONST(MAGIC) + CONST(BIAS));
     V t, f;
 
-    x = V_MAX(SPLAT(-CONST(BIAS) / unit), x);
+    x = V_MAX(SPLAT(-(CONST(BIAS) + K(1.0)) / unit), x);
     t = V_FMA(x, SPLAT(unit), magic);
+    t = V_MAX(SPLAT(CONST(MAGIC)), t);
     f = V_FMA(x, SPLAT(unit), magic - t);
     return N(exp2_parts)(f, t);
 }
@@ -74,6 +79,7 @@ TARGET static inline V N(expe)(V x)
 
     x = V_MAX(SPLAT(CONST(LOWEST_E)), x);
     t = V_FMA(x, SPLAT(CONST(LOG2E_HI)), magic);
+    t = V_MAX(SPLAT(CONST(MAGIC)), t);
     f = V_FMA(x, SPLAT(CONST(LOG2E_HI)), magic - t);
     f = V_FMA(x, SPLAT(CONST(LOG2E_LO)), f);
     return N(exp2_parts)(f, t);
