@@ -28,6 +28,7 @@
  */
 #include <cblas.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -175,6 +176,17 @@ static void demand_all(const char *call, int order, int ta, int tb, int m,
 
 /* The serial OpenBLAS has no locks: two callers at once get wrong numbers. */
 static atomic_int callers;
+
+/* In the child of a fork nobody is inside, whoever was in the parent. */
+static void forget_callers(void)
+{
+    atomic_store(&callers, 0);
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    (void)pthread_atfork(NULL, NULL, forget_callers);
+}
 
 static void enter(const char *call)
 {
