@@ -58,7 +58,8 @@
  *   is spread over threads only if a context (or ATTN_NUM_THREADS) says so.
  *   Results do not depend on the number of threads, bit for bit. They may
  *   differ between CPUs, BLAS libraries and versions of this library.
- *   No BLAS thread is started and no BLAS setting is changed.
+ *   No BLAS thread is started (but by a BLIS that was told to: leave
+ *   BLIS_NUM_THREADS and OMP_NUM_THREADS at 1) and no BLAS setting is changed.
  *
  * 8. Growing structs: the first member of every options struct is its size.
  *   Start with X_PARAMS_INIT or attn_x_params_init(); all-zero means default

@@ -9,8 +9,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#define MAX_THREADS 1024
-
 /* Blocks larger than this are not kept: they belong to calls so long that an
  * allocation does not show, and hosts do not expect us to sit on them. */
 #define MAX_SPARE_BYTES ((size_t)8 << 20)
@@ -23,7 +21,7 @@ typedef union scratch_header {
 
 static attn_context default_context;
 
-/* A whole number from 1 to MAX_THREADS, or 1. */
+/* A whole number from 1 to ATTN__MAX_THREADS, or 1. */
 static int32_t threads_from_environment(void)
 {
     const char *text = getenv("ATTN_NUM_THREADS");
@@ -33,7 +31,7 @@ static int32_t threads_from_environment(void)
     if (!text || !*text)
         return 1;
     n = strtol(text, &end, 10);
-    return *end == '\0' && n >= 1 && n <= MAX_THREADS ? (int32_t)n : 1;
+    return *end == '\0' && n >= 1 && n <= ATTN__MAX_THREADS ? (int32_t)n : 1;
 }
 
 static void make_default(void)
@@ -75,11 +73,11 @@ static attn_status check_params(const attn_context_params *p)
         return attn__fail(ATTN_ERR_UNSUPPORTED,
                           "%s: params.reserved is %" PRId32 "; it must be 0",
                           call, p->reserved);
-    if (p->num_threads < 0 || p->num_threads > MAX_THREADS)
+    if (p->num_threads < 0 || p->num_threads > ATTN__MAX_THREADS)
         return attn__fail(ATTN_ERR_VALUE,
                           "%s: params.num_threads is %" PRId32
                           "; it must be 0 (default) to %d",
-                          call, p->num_threads, MAX_THREADS);
+                          call, p->num_threads, ATTN__MAX_THREADS);
     if (!p->alloc != !p->free)
         return attn__fail(ATTN_ERR_NULL,
                           "%s: params.%s is NULL, but params.%s is not; give "

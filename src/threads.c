@@ -23,14 +23,11 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* Rounds of watching before sleeping. A round is a pause instruction, some 40
  * cycles on Zen 4 and 140 on Skylake, so this is 20 to 80 microseconds: about
  * what a sleep and a wake-up cost together. Any value is correct. */
 #define SPIN_ROUNDS 2000
-
-#define MAX_THREADS 1024
 
 /* Multiply-adds that one more thread is worth: 2^19 take a core some 10
  * microseconds, and so does waking a thread. */
@@ -63,7 +60,7 @@ struct attn__pool {
     atomic_uint forks;  /* fork_count when the threads were started */
     int avoided_cpu;    /* where no worker runs, or -1 */
     int32_t num_workers;
-    worker workers[MAX_THREADS];
+    worker workers[ATTN__MAX_THREADS];
 };
 
 /* Set while this thread runs a body: what is called from there is serial. */

@@ -6,6 +6,9 @@
 
 #include <stdatomic.h>
 
+/* The most threads a context may ask for; attn.h says so. */
+#define ATTN__MAX_THREADS 1024
+
 /* worker is below the number of threads asked for and tells apart calls of the
  * body that run at the same time: it selects their scratch memory. */
 typedef void (*attn__body_fn)(void *data, int64_t task, int32_t worker);
