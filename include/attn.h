@@ -17,9 +17,11 @@
  * 2. What is computed
  *
  *   r(i,j) = sum over d of q(i,d) k(j,d)
- *   z(i,j) = scale r(i,j) + sum of the ADD masks;   -inf where not visible
- *   w(i,j) = exp(z(i,j) - m(i)) / sum over j of exp(z(i,j) - m(i)),
- *            m(i) = max over j of z(i,j)            (softmax over the KEYS)
+ *   u(i,j) = scale r(i,j), or c tanh(scale r(i,j) / c) with a softcap c
+ *   z(i,j) = u(i,j) + sum of the ADD masks - alibi slope |p(i) - j|;
+ *            -inf where not visible
+ *   w(i,j) = exp(z(i,j) - L(i)),   L(i) = ln sum of exp(z(i,j)) over the KEYS,
+ *            and the head's sink, if it has one
  *   out(i,e) = sum over j of w(i,j) v(j,e)
  *
  *   scale is 1/sqrt(D) unless set. A key is visible to a query when every
@@ -139,6 +141,9 @@ typedef int32_t attn_dtype;
 #define ATTN_F32 1 /* float */
 #define ATTN_F64 2 /* double */
 #define ATTN_U8 3  /* unsigned char, for KEEP and DROP masks: 0 is false */
+/* Storage of k and v only, 16 bits a number; all else is then F32. */
+#define ATTN_F16 4  /* IEEE 754 binary16 */
+#define ATTN_BF16 5 /* the upper half of a float */
 
 /* A view of memory that the caller owns. The library never writes through a
  * tensor that is passed as an input. Dimensions that an argument does not have
@@ -448,8 +453,8 @@ ATTN_API attn_status attn_alibi_slopes(const attn_tensor *slopes);
 #define ATTN_SDPA_BLAS_ONLY 4
 
 /* Where query 0 stands: its absolute position is the offset of section below.
- * Needed (not 0) for causal, window and chunk unless every sequence has as many
- * queries as keys, where all agree. */
+ * Needed (not 0) for causal, window, chunk and alibi unless every sequence has
+ * as many queries as keys, where all agree. */
 #define ATTN_ALIGN_TOP_LEFT 1     /* offset 0: query 0 with key 0 (PyTorch) */
 #define ATTN_ALIGN_BOTTOM_RIGHT 2 /* the last query with the last key */
 #define ATTN_ALIGN_OFFSET 3       /* q_offset, or q_offsets[b] if not NULL */
@@ -457,7 +462,7 @@ ATTN_API attn_status attn_alibi_slopes(const attn_tensor *slopes);
 /*
  * Options of attn_sdpa. p(i) = offset(b) + i is the position of query i; keys
  * stand at j. Everything given is combined: a key is visible when each of the
- * masks, causal, window, chunk and lengths lets it through.
+ * masks, causal, window, chunk, lengths, segments and blocks lets it through.
  */
 typedef struct attn_sdpa_params {
     size_t struct_size;
@@ -493,12 +498,61 @@ typedef struct attn_sdpa_params {
     const attn_tensor *lse; /* (B,Hq,Tq,1): ln sum exp z; ragged (1,Hq,T,1) */
     const attn_tensor *weights;      /* (B,Hq,Tq,Tk): w, rows sum to 1 */
     const attn_tensor *weights_mean; /* (B,1,Tq,Tk): mean of w over the heads */
+    /* More that acts on the scores. Slopes and sinks are vectors (1,1,1,Hq) or
+     * (B,Hq,1,1), in the type of q. */
+    double softcap; /* c > 0 and finite; 0: none */
+    /* z -= slope(h) |p(i) - j|; attn_alibi_slopes writes the usual ones. Needs
+     * align, as causal does. */
+    const attn_tensor *alibi;
+    /* A learned logit per head that takes part in the sum, without a value:
+     * rows of w sum to less than 1. A row that sees no key is zeros still, its
+     * LSE is the sink. (PyTorch's add_zero_attn is a sink of 0.) */
+    const attn_tensor *sinks;
+    /* More rules. Keys below kv_starts[b] are never read (left padding); it is
+     * in [0,Tk], and no key is visible if it is not below kv_lens[b]. */
+    const int64_t *kv_starts;
+    /* Visible only if both segments are equal: [B*Tq] and [B*Tk], row b*Tq + i
+     * and b*Tk + j; ragged: one for each row of q and k. Both or neither. */
+    const int32_t *q_segments;
+    const int32_t *kv_segments;
+    /* Block-sparse: U8, (B,Hq,ceil(Tq/block_q),ceil(Tk/block_k)), B and Hq or
+     * 1; visible only if the block of (i,j) is not 0. Blocks that are 0 cost
+     * nothing where a tile of the computation (some 64 x 128 scores) is in
+     * them. */
+    const attn_tensor *blocks;
+    int64_t block_q;
+    int64_t block_k;
+    /* Keys in pages: k and v are pools (P,Hkv,page,D) and (P,Hkv,page,Dv), and
+     * key j of sequence b is row j % page of page
+     * page_table[b*pages_per_seq + j/page]. Tk is then pages_per_seq*page and
+     * kv_lens is needed. Entries in [0,P) where a key in
+     * [kv_starts[b],kv_lens[b]) lies, else anything, -1 by custom. May go with
+     * cu_q, then without cu_k; pages may be shared. */
+    const int32_t *page_table;
+    int64_t pages_per_seq;
+    /* Keys in a ring: key j of sequence b is row (ring_starts[b] + j) % Tk of k
+     * and v; [B], in [0,Tk), or 0 if Tk is. Excludes pages and cu_k. */
+    const int64_t *ring_starts;
+    /* More optional outputs, in the type of out. The scores as (B,Hq,Tq,Tk),
+     * on their way: scale r (0 for keys that are never read), u, and z with
+     * -inf where not visible. */
+    const attn_tensor *scores_raw;
+    const attn_tensor *scores_capped;
+    const attn_tensor *scores;
+    const attn_tensor *key_sums; /* (B,Hq,1,Tk): sum over i of w */
+    /* Of each row, as lse: the largest weight, the effective number of keys
+     * 1 / sum of w^2, and the entropy -sum of w ln w; 0 for empty rows. */
+    const attn_tensor *max_weight;
+    const attn_tensor *effective_keys;
+    const attn_tensor *entropy;
 } attn_sdpa_params;
 
 #define ATTN_SDPA_PARAMS_INIT                                                 \
     {                                                                         \
         sizeof(attn_sdpa_params), 0, 0, 0, 0, NULL, 0.0, 0, NULL, 0, 0, 0, 0, \
-            NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, NULL                 \
+            NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, NULL, 0.0, NULL,     \
+            NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, 0, NULL, NULL, NULL,    \
+            NULL, NULL, NULL, NULL, NULL                                      \
     }
 ATTN_API void attn_sdpa_params_init(attn_sdpa_params *params);
 
@@ -506,9 +560,11 @@ ATTN_API void attn_sdpa_params_init(attn_sdpa_params *params);
  * Attention as in section 2 of the top comment.
  *   q (B,Hq,Tq,D)  k (B,Hkv,Tk,D)  v (B,Hkv,Tk,Dv)  ->  out (B,Hq,Tq,Dv)
  * Hq must be a multiple of Hkv; head h uses key/value head h/(Hq/Hkv). One type
- * for all, F32 or F64; any strides; k and v may be the same memory. out may be
- * exactly q's view (D = Dv) unless weights are asked for, else no output may
- * overlap an input or another output. params NULL: defaults. In a batch of
+ * for all, F32 or F64, but that k and v may both be F16 or both be BF16 with
+ * F32: their numbers are exactly those floats. Any strides; k and v may be the
+ * same memory. out may be exactly q's view (D = Dv) unless weights, scores or
+ * key sums are asked for, else no output may overlap an input or another
+ * output. params NULL: defaults. In a batch of
  * ragged or padded sequences every row of out, lse and weights that belongs to
  * a sequence is written; rows at and beyond q_lens[b] become 0 (lse: -inf).
  *

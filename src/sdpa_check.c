@@ -261,13 +261,51 @@ static attn_status check_align(const char *call, const attn__sdpa *p)
     return ATTN_OK;
 }
 
+/* What the interface names and this version does not compute yet. */
+static attn_status check_planned(const char *call, const attn_sdpa_params *o)
+{
+    const struct {
+        const char *name;
+        bool given;
+    } fields[] = {{"softcap", o->softcap != 0.0},
+                  {"alibi", o->alibi},
+                  {"sinks", o->sinks},
+                  {"kv_starts", o->kv_starts},
+                  {"q_segments", o->q_segments},
+                  {"kv_segments", o->kv_segments},
+                  {"blocks", o->blocks},
+                  {"block_q", o->block_q != 0},
+                  {"block_k", o->block_k != 0},
+                  {"page_table", o->page_table},
+                  {"pages_per_seq", o->pages_per_seq != 0},
+                  {"ring_starts", o->ring_starts},
+                  {"scores_raw", o->scores_raw},
+                  {"scores_capped", o->scores_capped},
+                  {"scores", o->scores},
+                  {"key_sums", o->key_sums},
+                  {"max_weight", o->max_weight},
+                  {"effective_keys", o->effective_keys},
+                  {"entropy", o->entropy}};
+
+    for (size_t a = 0; a < sizeof fields / sizeof fields[0]; a++)
+        if (fields[a].given)
+            return attn__fail(ATTN_ERR_UNSUPPORTED,
+                              "%s: params.%s is given; this version cannot do "
+                              "that yet",
+                              call, fields[a].name);
+    return ATTN_OK;
+}
+
 static attn_status read_params(const char *call, const attn_sdpa_params *params,
                                attn_sdpa_params *o, attn__sdpa *p)
 {
     attn__visibility *v = &p->visibility;
+    /* The first version ended before softcap. */
     attn_status status = attn__read_params(call, "params", o, sizeof *o, params,
-                                           sizeof(attn_sdpa_params));
+                                           offsetof(attn_sdpa_params, softcap));
 
+    if (!status)
+        status = check_planned(call, o);
     if (!status)
         status = check_flags(call, o);
     if (!status)

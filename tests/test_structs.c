@@ -71,7 +71,7 @@ AT(attn_mask, kind, 0);
 AT(attn_mask, reserved, 4);
 AT(attn_mask, view, 8);
 
-_Static_assert(sizeof(attn_sdpa_params) == 160, "attn_sdpa_params");
+_Static_assert(sizeof(attn_sdpa_params) == 312, "attn_sdpa_params");
 AT(attn_sdpa_params, struct_size, 0);
 AT(attn_sdpa_params, flags, 8);
 AT(attn_sdpa_params, causal, 12);
@@ -94,6 +94,25 @@ AT(attn_sdpa_params, num_seqs, 128);
 AT(attn_sdpa_params, lse, 136);
 AT(attn_sdpa_params, weights, 144);
 AT(attn_sdpa_params, weights_mean, 152);
+AT(attn_sdpa_params, softcap, 160);
+AT(attn_sdpa_params, alibi, 168);
+AT(attn_sdpa_params, sinks, 176);
+AT(attn_sdpa_params, kv_starts, 184);
+AT(attn_sdpa_params, q_segments, 192);
+AT(attn_sdpa_params, kv_segments, 200);
+AT(attn_sdpa_params, blocks, 208);
+AT(attn_sdpa_params, block_q, 216);
+AT(attn_sdpa_params, block_k, 224);
+AT(attn_sdpa_params, page_table, 232);
+AT(attn_sdpa_params, pages_per_seq, 240);
+AT(attn_sdpa_params, ring_starts, 248);
+AT(attn_sdpa_params, scores_raw, 256);
+AT(attn_sdpa_params, scores_capped, 264);
+AT(attn_sdpa_params, scores, 272);
+AT(attn_sdpa_params, key_sums, 280);
+AT(attn_sdpa_params, max_weight, 288);
+AT(attn_sdpa_params, effective_keys, 296);
+AT(attn_sdpa_params, entropy, 304);
 
 _Static_assert(sizeof(attn_mha_params) == 120, "attn_mha_params");
 AT(attn_mha_params, struct_size, 0);
@@ -250,16 +269,17 @@ static void valid_mha(struct any_params *p)
 static const struct params_case {
     const char *name;
     const char *call;
-    size_t version_1;
+    size_t version_1; /* the shortest that is read */
+    size_t size;      /* of this version */
     void (*valid)(struct any_params *);
     attn_status (*read)(void *);
 } params_cases[] = {
     {"attn_context_params", "attn_context_create", sizeof(attn_context_params),
-     valid_context, read_context},
-    {"attn_sdpa_params", "attn_sdpa", sizeof(attn_sdpa_params), valid_sdpa,
-     read_sdpa},
-    {"attn_mha_params", "attn_mha", sizeof(attn_mha_params), valid_mha,
-     read_mha},
+     sizeof(attn_context_params), valid_context, read_context},
+    {"attn_sdpa_params", "attn_sdpa", offsetof(attn_sdpa_params, softcap),
+     sizeof(attn_sdpa_params), valid_sdpa, read_sdpa},
+    {"attn_mha_params", "attn_mha", sizeof(attn_mha_params),
+     sizeof(attn_mha_params), valid_mha, read_mha},
 };
 
 /* Reads a copy of the first `size` bytes that ends where its memory ends, so
@@ -303,9 +323,26 @@ static void test_params__a_longer_struct_with_zero_tail_is_read(void **state)
         for (size_t extra = 0; extra <= EXTRA; extra++) {
             struct any_params p;
             c->valid(&p);
-            const attn_status status = read_exact(c, &p, c->version_1 + extra);
+            const attn_status status = read_exact(c, &p, c->size + extra);
             if (status != ATTN_OK)
                 fail_msg("%s with %zu more bytes: %s", c->name, extra,
+                         attn_last_error());
+        }
+    }
+}
+
+/* A program built against an older header: what it does not know is zero. */
+static void test_params__a_shorter_struct_is_read(void **state)
+{
+    (void)state;
+    for (size_t n = 0; n < COUNT(params_cases); n++) {
+        const struct params_case *c = &params_cases[n];
+        for (size_t size = c->version_1; size < c->size; size++) {
+            struct any_params p;
+            c->valid(&p);
+            const attn_status status = read_exact(c, &p, size);
+            if (status != ATTN_OK)
+                fail_msg("%s of %zu bytes: %s", c->name, size,
                          attn_last_error());
         }
     }
@@ -321,9 +358,8 @@ static void test_params__a_nonzero_unknown_tail_is_unsupported(void **state)
             for (size_t place = 0; place < extra; place += 1 + extra / 8) {
                 struct any_params p;
                 c->valid(&p);
-                p.u.bytes[c->version_1 + place] = 0x80;
-                const attn_status status =
-                    read_exact(c, &p, c->version_1 + extra);
+                p.u.bytes[c->size + place] = 0x80;
+                const attn_status status = read_exact(c, &p, c->size + extra);
                 if (status != ATTN_ERR_UNSUPPORTED)
                     fail_msg("%s, byte %zu of a tail of %zu: status %d",
                              c->name, place, extra, (int)status);
@@ -341,7 +377,7 @@ static void test_params__bytes_behind_the_struct_are_not_read(void **state)
         const struct params_case *c = &params_cases[n];
         struct any_params p;
         c->valid(&p);
-        memset(p.u.bytes + c->version_1, 0xFF, EXTRA);
+        memset(p.u.bytes + c->size, 0xFF, EXTRA);
         assert_int_equal(c->read(&p), ATTN_OK);
     }
 }
@@ -355,7 +391,7 @@ static void test_params__a_huge_size_with_nonzero_tail_is_refused(void **state)
         const struct params_case *c = &params_cases[n];
         struct any_params p;
         c->valid(&p);
-        memset(p.u.bytes + c->version_1, 0xFF, EXTRA);
+        memset(p.u.bytes + c->size, 0xFF, EXTRA);
         p.u.struct_size = (size_t)1 << 40;
         const attn_status status = c->read(&p);
         assert_true(status == ATTN_ERR_UNSUPPORTED ||
@@ -373,6 +409,7 @@ int main(void)
 #endif
         cmocka_unit_test(test_params_init__null_is_passed_over),
         cmocka_unit_test(test_params__every_size_below_version_1_is_refused),
+        cmocka_unit_test(test_params__a_shorter_struct_is_read),
         cmocka_unit_test(test_params__a_longer_struct_with_zero_tail_is_read),
         cmocka_unit_test(test_params__a_nonzero_unknown_tail_is_unsupported),
         cmocka_unit_test(test_params__bytes_behind_the_struct_are_not_read),
