@@ -533,6 +533,10 @@ typedef struct attn_sdpa_params {
     /* Keys in a ring: key j of sequence b is row (ring_starts[b] + j) % Tk of k
      * and v; [B], in [0,Tk), or 0 if Tk is. Excludes pages and cu_k. */
     const int64_t *ring_starts;
+    /* [B]: key j stands at kv_offsets[b] + j, as in a ring that has dropped
+     * keys; or NULL: at j. Causal, window, keep_first, chunk, prefix_lens and
+     * alibi go by these positions; then align is needed. */
+    const int64_t *kv_offsets;
     /* More optional outputs, in the type of out. The scores as (B,Hq,Tq,Tk),
      * on their way: scale r (0 for keys that are never read), u, and z with
      * -inf where not visible. */
@@ -552,7 +556,7 @@ typedef struct attn_sdpa_params {
         sizeof(attn_sdpa_params), 0, 0, 0, 0, NULL, 0.0, 0, NULL, 0, 0, 0, 0, \
             NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, NULL, 0.0, NULL,     \
             NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, 0, NULL, NULL, NULL,    \
-            NULL, NULL, NULL, NULL, NULL                                      \
+            NULL, NULL, NULL, NULL, NULL, NULL                                \
     }
 ATTN_API void attn_sdpa_params_init(attn_sdpa_params *params);
 

@@ -279,6 +279,7 @@ static attn_status check_planned(const char *call, const attn_sdpa_params *o)
                   {"page_table", o->page_table},
                   {"pages_per_seq", o->pages_per_seq != 0},
                   {"ring_starts", o->ring_starts},
+                  {"kv_offsets", o->kv_offsets},
                   {"scores_raw", o->scores_raw},
                   {"scores_capped", o->scores_capped},
                   {"scores", o->scores},
