@@ -15,46 +15,82 @@ static int64_t XI(row_ld)(int64_t keys)
     return attn__round_up(keys, lane_step(R_DTYPE));
 }
 
+/* Are the numbers of a row adjacent? Rows may then lie anywhere. */
+static bool XI(has_rows)(const attn_tensor *t)
+{
+    return t->shape[3] <= 1 || t->stride[3] == 1;
+}
+
 /* Keys of a tile: many, as its rows are read as several runs (see kernels);
  * those of other loops where K or V must be copied. */
 static int64_t XI(row_tile)(const XI(block) * b)
 {
-    const attn_tensor *tensors[] = {&b->p->k, &b->p->v};
+    return XI(has_rows)(&b->p->k) && XI(has_rows)(&b->p->v) ? ROW_TILE
+                                                            : b->p->tile.keys;
+}
 
-    for (int a = 0; a < 2; a++) {
-        const attn_tensor *t = tensors[a];
-        if (t->shape[3] > 1 && t->stride[3] != 1)
-            return b->p->tile.keys;
-        if (t->stride[2] < t->shape[3] || t->stride[2] > INT32_MAX)
-            return b->p->tile.keys;
+/* Addresses of `count` rows that begin at `first`, and then of those that are
+ * read next, of which there are `more`; the last one is repeated. */
+static void XI(point_to_rows)(const R *first, int64_t stride, int64_t count,
+                              int64_t more, const void **rows)
+{
+    int64_t there = count + MIN(more, ATTN__AHEAD_ROWS);
+
+    for (int64_t j = 0; j < there; j++)
+        rows[j] = first + j * stride;
+    for (int64_t j = there; j < count + ATTN__AHEAD_ROWS; j++)
+        rows[j] = rows[there - 1];
+}
+
+/* The rows [key, key + keys) of K or V, copied if their columns lie apart. */
+static void XI(find_rows)(const XI(block) * b, const attn_tensor *tensor,
+                          const R *first, int64_t key, int64_t keys, R *copy,
+                          const void **rows)
+{
+    if (XI(has_rows)(tensor)) {
+        int64_t row = tensor->stride[2];
+        int64_t more = b->t->s.kv_len - key - keys;
+        (void)XI(point_to_rows)(first + key * row, row, keys, more, rows);
+    } else {
+        int64_t ld;
+        const R *copied =
+            XI(rows_for_gemm)(tensor, first, key, keys, copy, &ld);
+        (void)XI(point_to_rows)(copied, ld, keys, 0, rows);
     }
-    return ROW_TILE;
 }
 
 static void XI(scores_by_rows)(XI(block) * b, int64_t key, int64_t keys)
 {
     const attn__sdpa *p = b->p;
-    int64_t ld;
-    const R *k = XI(rows_for_gemm)(&p->k, b->k, key, keys, b->w.k_copy, &ld);
 
-    b->kernels->dots(b->w.q_rows, attn__round_up(p->width, lane_step(R_DTYPE)),
-                     b->w.lanes->n, k, ld, keys, p->width, b->w.s_rows,
-                     XI(row_ld)(keys));
+    (void)XI(find_rows)(b, &p->k, b->k, key, keys, b->w.k_copy, b->w.k_rows);
+    b->kernels->dots[ATTN__STORED_SAME](
+        b->w.q_rows, attn__round_up(p->width, lane_step(R_DTYPE)),
+        b->w.lanes->n, b->w.k_rows, keys, p->width, b->w.s_rows,
+        XI(row_ld)(keys));
 }
 
 static void XI(add_values_by_rows)(XI(block) * b, attn__tile_state state,
                                    int64_t key, int64_t keys)
 {
     const attn__sdpa *p = b->p;
-    int64_t ld, s_ld = XI(row_ld)(keys), n = b->w.lanes->n;
+    int64_t s_ld = XI(row_ld)(keys), n = b->w.lanes->n;
     bool clean = b->careful && state == ATTN__TILE_MIXED;
-    const R *v = XI(values_of_tile)(b, key, keys, clean, &ld);
 
+    if (clean) {
+        int64_t ld;
+        const R *v = XI(values_of_tile)(b, key, keys, true, &ld);
+        (void)XI(point_to_rows)(v, ld, keys, 0, b->w.v_rows);
+    } else {
+        (void)XI(find_rows)(b, &p->v, b->v, key, keys, b->w.v_copy,
+                            b->w.v_rows);
+    }
     /* A sum for the tile first: added to what thousands of keys have summed up
      * to, each product would be rounded like the whole. */
     memset(b->w.o_tile, 0, (size_t)(n * p->v_width) * sizeof(R));
-    b->kernels->add_rows_of(b->w.o_tile, p->v_width, b->w.lanes->n, b->w.s_rows,
-                            s_ld, v, ld, keys, p->v_width);
+    b->kernels->add_rows_of[ATTN__STORED_SAME](b->w.o_tile, p->v_width, n,
+                                               b->w.s_rows, s_ld, b->w.v_rows,
+                                               keys, p->v_width);
     if (clean)
         (void)XI(add_nonfinite)(b, key, keys, b->w.s_rows, 1, s_ld, b->w.o_tile,
                                 1, p->v_width);

@@ -35,6 +35,8 @@ typedef struct XI(worker) {
     R *s_rows;
     R *o_rows;
     R *o_tile;
+    const void **k_rows; /* addresses of the rows of a tile, and some more */
+    const void **v_rows;
     R *m, *l; /* running maximum and sum */
     R *alpha;
     R *factor;           /* 1 / sum */
@@ -77,6 +79,10 @@ static XI(worker) XI(cut_worker)(const attn__sdpa *p, attn__bump *bump)
         sizeof(R));
     w.o_rows = attn__bump_take(bump, MAX_ROWS * p->v_width, sizeof(R));
     w.o_tile = attn__bump_take(bump, MAX_ROWS * p->v_width, sizeof(R));
+    w.k_rows =
+        attn__bump_take(bump, row_keys + ATTN__AHEAD_ROWS, sizeof(void *));
+    w.v_rows =
+        attn__bump_take(bump, row_keys + ATTN__AHEAD_ROWS, sizeof(void *));
     w.m = attn__bump_take(bump, lanes, sizeof(R));
     w.l = attn__bump_take(bump, lanes, sizeof(R));
     w.alpha = attn__bump_take(bump, lanes, sizeof(R));
