@@ -346,9 +346,13 @@ static void draw_align(rng *r, drawn *d, const sizes *s)
 
 static void draw_prefix(rng *r, drawn *d, const sizes *s)
 {
-    for (int64_t b = 0; b < d->sequences; b++)
+    for (int64_t b = 0; b < d->sequences; b++) {
         d->prefix_lens[b] =
             rng_int(r, 0, d->params.cu_k ? keys_of(d, s, b) : s->kv_len);
+        /* Where keys have positions of their own, so has the prefix. */
+        if (d->params.kv_offsets && d->kv_offsets[b] > 0)
+            d->prefix_lens[b] += d->kv_offsets[b];
+    }
     d->params.prefix_lens = d->prefix_lens;
 }
 

@@ -22,6 +22,7 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,11 +75,16 @@ static int64_t next_size(struct bytes *s)
 struct fuzzed {
     attn_sdpa_params *params; /* in a block of exactly its struct_size */
     tensor q, k, v, out, lse, weights, mean, mask_memory[ATTN_MAX_MASKS];
+    tensor alibi, sinks, blocks, raw, capped, scores, key_sums;
+    tensor max_weight, effective_keys, entropy;
     attn_tensor out_view;
     attn_mask masks[ATTN_MAX_MASKS];
     int64_t q_offsets[MOST_SEQS], prefix_lens[MOST_SEQS];
     int64_t q_lens[MOST_SEQS], kv_lens[MOST_SEQS];
     int64_t cu_q[MOST_SEQS + 1], cu_k[MOST_SEQS + 1];
+    int64_t kv_starts[MOST_SEQS], kv_offsets[MOST_SEQS];
+    int64_t ring_starts[MOST_SEQS];
+    int32_t *q_segments, *kv_segments, *page_table; /* from malloc, or NULL */
     int64_t batch, q_len, kv_len; /* of the masks and arrays */
     bool tail_is_zero, in_place, ordinary;
 };
@@ -233,6 +239,186 @@ static void next_lengths(struct bytes *s, struct fuzzed *f)
     }
 }
 
+/* ---- the fields after the first version of the struct: read after all else,
+ * so that inputs found without them keep their meaning ---- */
+
+/* k and v in 16 bits: the same numbers, rounded. */
+static void next_storage(struct bytes *s, struct fuzzed *f)
+{
+    const attn_dtype dtype = one_in(s, 2) ? ATTN_BF16 : ATTN_F16;
+    tensor *const stored[] = {&f->k, &f->v};
+    for (int n = 0; n < 2; n++) {
+        const int64_t *size = stored[n]->view.shape;
+        const tensor t =
+            make(s, TENSOR_INPUT, dtype, size[0], size[1], size[2], size[3]);
+        tensor_assign(&t.view, &stored[n]->view);
+        tensor_free(stored[n]);
+        *stored[n] = t;
+        if (one_in(s, 32)) /* one of them only */
+            return;
+    }
+}
+
+static int64_t common_divisor(int64_t a, int64_t b)
+{
+    return b == 0 ? a : common_divisor(b, a % b);
+}
+
+/* The keys in pages, of a size that divides what the masks were made for. */
+static void next_pages(struct bytes *s, struct fuzzed *f)
+{
+    attn_sdpa_params *p = f->params;
+    const int64_t page = common_divisor(below(s, 64) + 1, f->kv_len);
+    const int64_t row = f->kv_len / page, pages = below(s, 16);
+    const int64_t heads = f->k.view.shape[1];
+    const int64_t width = f->k.view.shape[3], v_width = f->v.view.shape[3];
+    const attn_dtype dtype = f->k.view.dtype;
+    tensor_free(&f->k);
+    tensor_free(&f->v);
+    f->k = make(s, TENSOR_INPUT, dtype, pages, heads, page, width);
+    f->v = make(s, TENSOR_INPUT, dtype, pages, heads, page, v_width);
+    fill(s, &f->k.view, 10);
+    fill(s, &f->v.view, 8);
+    p->pages_per_seq = one_in(s, 32) ? below(s, 8) - 2 : row;
+    if (p->pages_per_seq >= 0)
+        f->kv_len = p->pages_per_seq * page;
+    const int64_t n = f->batch * (p->pages_per_seq > 0 ? p->pages_per_seq : 0);
+    f->page_table = malloc((size_t)n * sizeof *f->page_table + 1);
+    if (f->page_table == NULL)
+        abort();
+    /* In [0,pages), but now and then one that is not. */
+    for (int64_t i = 0; i < n; i++)
+        f->page_table[i] = (int32_t)next_length(s, pages > 0 ? pages - 1 : 0);
+    p->page_table = f->page_table;
+    p->cu_k = one_in(s, 32) ? p->cu_k : NULL;
+    p->kv_lens = one_in(s, 32) ? p->kv_lens : f->kv_lens;
+    for (int b = 0; b < MOST_SEQS; b++)
+        f->kv_lens[b] = next_length(s, f->kv_len);
+}
+
+static void next_places(struct bytes *s, struct fuzzed *f)
+{
+    attn_sdpa_params *p = f->params;
+    if (one_in(s, 4))
+        next_pages(s, f);
+    if (one_in(s, 5))
+        p->ring_starts = f->ring_starts;
+    if (one_in(s, 4))
+        p->kv_starts = f->kv_starts;
+    if (one_in(s, 5))
+        p->kv_offsets = f->kv_offsets;
+    for (int b = 0; b < MOST_SEQS; b++) {
+        f->ring_starts[b] = next_length(s, f->kv_len > 0 ? f->kv_len - 1 : 0);
+        f->kv_starts[b] = next_length(s, f->kv_len);
+        f->kv_offsets[b] = below(s, 64) - 8;
+    }
+}
+
+/* Slopes or sinks, at times of a shape that is neither. */
+static tensor next_per_head(struct bytes *s, const struct fuzzed *f)
+{
+    const int64_t heads = f->q.view.shape[1];
+    const attn_dtype dtype = f->q.view.dtype;
+    tensor t;
+    if (one_in(s, 2))
+        t = make(s, TENSOR_INPUT, dtype, f->batch, heads, 1, 1);
+    else
+        t = make(s, TENSOR_INPUT, dtype, 1, 1, 1,
+                 one_in(s, 32) ? heads + 1 : heads);
+    fill(s, &t.view, 9); /* NaN may be a guest */
+    return t;
+}
+
+static int32_t *next_segments(struct bytes *s, int64_t n)
+{
+    int32_t *segments = malloc((size_t)n * sizeof *segments + 1);
+    rng r = next_rng(s);
+    const int64_t kinds = below(s, 4), step = below(s, 8) + 1;
+    if (segments == NULL)
+        abort();
+    for (int64_t i = 0; i < n; i++)
+        segments[i] = (int32_t)(kinds ? rng_int(&r, 0, kinds) - 1 : i / step);
+    return segments;
+}
+
+static void next_blocks(struct bytes *s, struct fuzzed *f)
+{
+    attn_sdpa_params *p = f->params;
+    const int64_t heads = f->q.view.shape[1];
+    p->block_q = next_length(s, 70);
+    p->block_k = next_length(s, 70);
+    const int64_t q = p->block_q > 0 ? p->block_q : 1;
+    const int64_t k = p->block_k > 0 ? p->block_k : 1;
+    f->blocks = make(s, TENSOR_INPUT, ATTN_U8, one_in(s, 2) ? f->batch : 1,
+                     one_in(s, 2) ? heads : 1, (f->q_len + q - 1) / q,
+                     (f->kv_len + k - 1) / k + one_in(s, 32));
+    rng r = next_rng(s);
+    const int64_t hidden = below(s, 5);
+    const int64_t *n = f->blocks.view.shape;
+    for (int64_t b = 0; b < n[0]; b++)
+        for (int64_t h = 0; h < n[1]; h++)
+            for (int64_t i = 0; i < n[2]; i++)
+                for (int64_t j = 0; j < n[3]; j++)
+                    tensor_set(&f->blocks.view, b, h, i, j,
+                               rng_int(&r, 0, 3) < hidden ? 0.0 : 1.0);
+    p->blocks = &f->blocks.view;
+}
+
+static void next_added(struct bytes *s, struct fuzzed *f)
+{
+    static const double caps[] = {2.0, 50.0, 1e-3, 1e30, -1.0, (double)NAN};
+    attn_sdpa_params *p = f->params;
+    if (one_in(s, 4))
+        p->softcap = caps[below(s, one_in(s, 8) ? 6 : 4)];
+    if (one_in(s, 4)) {
+        f->alibi = next_per_head(s, f);
+        p->alibi = &f->alibi.view;
+    }
+    if (one_in(s, 4)) {
+        f->sinks = next_per_head(s, f);
+        p->sinks = &f->sinks.view;
+    }
+    if (one_in(s, 4)) {
+        const int64_t b = f->batch;
+        f->q_segments =
+            next_segments(s, p->cu_q ? f->q.view.shape[2] : b * f->q_len);
+        f->kv_segments =
+            next_segments(s, p->cu_k ? f->k.view.shape[2] : b * f->kv_len);
+        p->q_segments = f->q_segments;
+        p->kv_segments = one_in(s, 32) ? NULL : f->kv_segments;
+    }
+    if (one_in(s, 4))
+        next_blocks(s, f);
+}
+
+static void next_output(struct bytes *s, const struct fuzzed *f, tensor *t,
+                        const attn_tensor **field, int64_t b, int64_t i,
+                        int64_t j)
+{
+    if (!one_in(s, 4))
+        return;
+    *t = make(s, TENSOR_OUTPUT, f->q.view.dtype, b, f->q.view.shape[1], i, j);
+    *field = &t->view;
+}
+
+static void next_later_fields(struct bytes *s, struct fuzzed *f)
+{
+    attn_sdpa_params *p = f->params;
+    const int64_t b = f->batch, q = f->q_len, k = f->kv_len;
+    const int64_t tensors = f->q.view.shape[0], rows = f->q.view.shape[2];
+    next_places(s, f);
+    if (one_in(s, f->q.view.dtype == ATTN_F32 ? 4 : 32))
+        next_storage(s, f);
+    next_added(s, f);
+    next_output(s, f, &f->raw, &p->scores_raw, b, q, k);
+    next_output(s, f, &f->capped, &p->scores_capped, b, q, k);
+    next_output(s, f, &f->scores, &p->scores, b, q, k);
+    next_output(s, f, &f->key_sums, &p->key_sums, b, 1, k);
+    next_output(s, f, &f->max_weight, &p->max_weight, tensors, rows, 1);
+    next_output(s, f, &f->effective_keys, &p->effective_keys, tensors, rows, 1);
+    next_output(s, f, &f->entropy, &p->entropy, tensors, rows, 1);
+}
+
 /* The struct at the end of its own block, with a tail of another version. */
 static void next_struct(struct bytes *s, struct fuzzed *f)
 {
@@ -291,17 +477,53 @@ static void next_call(struct bytes *s, struct fuzzed *f)
         f->params->weights_mean = &f->mean.view;
     f->in_place = D == Dv && one_in(s, 6);
     f->out_view = f->in_place ? f->q.view : f->out.view;
+    next_later_fields(s, f);
+}
+
+/* The outputs of a call, out first, and what the oracle has of each. */
+struct output {
+    const char *name;
+    const tensor *t;
+    const attn_tensor *view; /* NULL: not asked for */
+    size_t exact;
+};
+
+#define OUTPUTS 11
+
+static void list_outputs(const struct fuzzed *f, struct output list[OUTPUTS])
+{
+    const attn_sdpa_params *p = f->params;
+#define EXACT(name) offsetof(ref_result, name)
+    const struct output all[OUTPUTS] = {
+        {"out", &f->out, &f->out_view, EXACT(out)},
+        {"lse", &f->lse, p->lse, EXACT(lse)},
+        {"weights", &f->weights, p->weights, EXACT(weights)},
+        {"weights_mean", &f->mean, p->weights_mean, EXACT(weights_mean)},
+        {"scores_raw", &f->raw, p->scores_raw, EXACT(scores_raw)},
+        {"scores_capped", &f->capped, p->scores_capped, EXACT(scores_capped)},
+        {"scores", &f->scores, p->scores, EXACT(scores)},
+        {"key_sums", &f->key_sums, p->key_sums, EXACT(key_sums)},
+        {"max_weight", &f->max_weight, p->max_weight, EXACT(max_weight)},
+        {"effective_keys", &f->effective_keys, p->effective_keys,
+         EXACT(effective_keys)},
+        {"entropy", &f->entropy, p->entropy, EXACT(entropy)}};
+#undef EXACT
+    memcpy(list, all, sizeof all);
 }
 
 static void end_call(struct fuzzed *f)
 {
-    tensor_free(&f->q);
-    tensor_free(&f->k);
-    tensor_free(&f->v);
-    tensor_free(&f->out);
-    tensor_free(&f->lse);
-    tensor_free(&f->weights);
-    tensor_free(&f->mean);
+    tensor *const all[] = {
+        &f->q,      &f->k,        &f->v,          &f->out,
+        &f->lse,    &f->weights,  &f->mean,       &f->alibi,
+        &f->sinks,  &f->blocks,   &f->raw,        &f->capped,
+        &f->scores, &f->key_sums, &f->max_weight, &f->effective_keys,
+        &f->entropy};
+    for (size_t n = 0; n < sizeof all / sizeof all[0]; n++)
+        tensor_free(all[n]);
+    free(f->q_segments);
+    free(f->kv_segments);
+    free(f->page_table);
     for (int n = 0; n < ATTN_MAX_MASKS; n++)
         tensor_free(&f->mask_memory[n]);
     free(f->params);
@@ -334,12 +556,17 @@ static bool untouched(const tensor *t)
 
 static bool surroundings_intact(const struct fuzzed *f)
 {
-    const tensor *all[] = {&f->q,   &f->k,       &f->v,   &f->out,
-                           &f->lse, &f->weights, &f->mean};
+    const tensor *inputs[] = {&f->q,     &f->k,     &f->v,
+                              &f->alibi, &f->sinks, &f->blocks};
+    struct output outputs[OUTPUTS];
     bool intact = true;
-    for (size_t n = 0; n < sizeof all / sizeof all[0]; n++)
-        if (all[n]->block != NULL)
-            intact = tensor_surroundings_intact(all[n]) && intact;
+    list_outputs(f, outputs);
+    for (size_t n = 0; n < sizeof inputs / sizeof inputs[0]; n++)
+        if (inputs[n]->block != NULL)
+            intact = tensor_surroundings_intact(inputs[n]) && intact;
+    for (int n = 0; n < OUTPUTS; n++)
+        if (outputs[n].t->block != NULL)
+            intact = tensor_surroundings_intact(outputs[n].t) && intact;
     return intact;
 }
 
@@ -361,24 +588,23 @@ static void judge_refusal(const struct fuzzed *f, attn_status status)
                                &alignment) == status,
            "attn_sdpa_workspace disagrees with attn_sdpa_check");
     demand(bytes == 1 && alignment == 1, "a refused query wrote its results");
-    demand(untouched(&f->out) && untouched(&f->lse) && untouched(&f->weights) &&
-               untouched(&f->mean),
-           "a refused call wrote to an output");
+    struct output outputs[OUTPUTS];
+    list_outputs(f, outputs);
+    for (int n = 0; n < OUTPUTS; n++)
+        demand(untouched(outputs[n].t), "a refused call wrote to an output");
 }
 
 static int64_t wrong_numbers(const struct fuzzed *f, const ref_result *want)
 {
-    const attn_sdpa_params *p = f->params;
-    int64_t wrong =
-        compare_tensor("out", "fuzz", &f->out_view, &want->out, 1.0);
-    if (p->lse)
-        wrong += compare_tensor("lse", "fuzz", p->lse, &want->lse, 1.0);
-    if (p->weights)
-        wrong +=
-            compare_tensor("weights", "fuzz", p->weights, &want->weights, 1.0);
-    if (p->weights_mean)
-        wrong += compare_tensor("weights_mean", "fuzz", p->weights_mean,
-                                &want->weights_mean, 1.0);
+    struct output outputs[OUTPUTS];
+    int64_t wrong = 0;
+    list_outputs(f, outputs);
+    for (int n = 0; n < OUTPUTS; n++) {
+        const void *exact = (const char *)want + outputs[n].exact;
+        if (outputs[n].view != NULL)
+            wrong += compare_tensor(outputs[n].name, "fuzz", outputs[n].view,
+                                    (const ref_tensor *)exact, 1.0);
+    }
     return wrong;
 }
 
@@ -447,6 +673,53 @@ static void wild_tensor(struct bytes *s, attn_tensor *t, uintptr_t place)
     t->data = one_in(s, 16) ? NULL : (void *)(place + (one_in(s, 16) ? 1 : 0));
 }
 
+/* Arrays are only given to batches that they are long enough for. */
+#define WILD_BATCH 16
+
+static void wild_arrays(struct bytes *s, attn_sdpa_params *p, int64_t batch)
+{
+    static int64_t numbers[WILD_BATCH], lengths[WILD_BATCH];
+    static int32_t pages[2 * WILD_BATCH];
+    if (batch > WILD_BATCH)
+        return;
+    for (int b = 0; b < WILD_BATCH; b++) {
+        numbers[b] = one_in(s, 4) ? wild_number(s) : 0;
+        lengths[b] = below(s, 3);
+        pages[2 * b] = (int32_t)below(s, 4) - 1;
+        pages[2 * b + 1] = (int32_t)wild_number(s);
+    }
+    p->kv_starts = one_in(s, 8) ? numbers : NULL;
+    p->kv_offsets = one_in(s, 8) ? numbers : NULL;
+    p->ring_starts = one_in(s, 8) ? numbers : NULL;
+    p->q_offsets =
+        p->align == ATTN_ALIGN_OFFSET && one_in(s, 4) ? numbers : NULL;
+    if (one_in(s, 4)) {
+        p->page_table = pages;
+        p->pages_per_seq = below(s, 3);
+        p->kv_lens = lengths;
+    }
+    if (one_in(s, 16)) { /* of no key, so that no entry is looked at */
+        memset(lengths, 0, sizeof lengths);
+        p->pages_per_seq = wild_number(s);
+    }
+}
+
+static void wild_later_fields(struct bytes *s, attn_sdpa_params *p,
+                              const attn_tensor *t)
+{
+    const attn_tensor **const outputs[] = {
+        &p->scores_raw, &p->scores_capped,  &p->scores, &p->key_sums,
+        &p->max_weight, &p->effective_keys, &p->entropy};
+    p->softcap = one_in(s, 8) ? (double)wild_number(s) : 0.0;
+    p->alibi = one_in(s, 8) ? t : NULL;
+    p->sinks = one_in(s, 8) ? t : NULL;
+    p->blocks = one_in(s, 8) ? t : NULL;
+    p->block_q = one_in(s, 8) ? wild_number(s) : p->blocks != NULL;
+    p->block_k = one_in(s, 8) ? wild_number(s) : p->blocks != NULL;
+    if (one_in(s, 8))
+        *outputs[below(s, 7)] = t;
+}
+
 static void wild(struct bytes *s)
 {
     attn_tensor t[5];
@@ -473,6 +746,8 @@ static void wild(struct bytes *s)
     }
     if (one_in(s, 4))
         p.lse = &t[4];
+    wild_later_fields(s, &p, &t[4]);
+    wild_arrays(s, &p, t[0].shape[0]);
     const attn_status status =
         attn_sdpa_check(NULL, &p, &t[0], &t[1], &t[2], &t[3]);
     demand(status <= ATTN_OK && status >= ATTN_ERR_BLAS, "an unknown status");
