@@ -29,41 +29,52 @@ static int64_t XI(row_tile)(const XI(block) * b)
                                                             : b->p->tile.keys;
 }
 
-/* Addresses of `count` rows that begin at `first`, and then of those that are
- * read next, of which there are `more`; the last one is repeated. */
-static void XI(point_to_rows)(const R *first, int64_t stride, int64_t count,
-                              int64_t more, const void **rows)
+static void XI(point_to_rows)(const R *first, int64_t stride, int64_t keys,
+                              const void **rows)
 {
-    int64_t there = count + MIN(more, ATTN__AHEAD_ROWS);
-
-    for (int64_t j = 0; j < there; j++)
+    for (int64_t j = 0; j < keys; j++)
         rows[j] = first + j * stride;
-    for (int64_t j = there; j < count + ATTN__AHEAD_ROWS; j++)
-        rows[j] = rows[there - 1];
 }
 
 /* The rows [key, key + keys) of K or V, copied if their columns lie apart. */
-static void XI(find_rows)(const XI(block) * b, const attn_tensor *tensor,
-                          const R *first, int64_t key, int64_t keys, R *copy,
-                          const void **rows)
+static void XI(find_rows)(const attn_tensor *tensor, const R *first,
+                          int64_t key, int64_t keys, R *copy, const void **rows)
 {
-    if (XI(has_rows)(tensor)) {
-        int64_t row = tensor->stride[2];
-        int64_t more = b->t->s.kv_len - key - keys;
-        (void)XI(point_to_rows)(first + key * row, row, keys, more, rows);
-    } else {
-        int64_t ld;
-        const R *copied =
-            XI(rows_for_gemm)(tensor, first, key, keys, copy, &ld);
-        (void)XI(point_to_rows)(copied, ld, keys, 0, rows);
+    int64_t ld = tensor->stride[2];
+    const R *from = first + key * ld;
+
+    if (!XI(has_rows)(tensor))
+        from = XI(rows_for_gemm)(tensor, first, key, keys, copy, &ld);
+    (void)XI(point_to_rows)(from, ld, keys, rows);
+}
+
+/* Behind the addresses of `count` rows those of [key, key + keys) of K or V,
+ * which are read next, in the order of runs; if they are few, or will be
+ * copied, the last row. */
+static void XI(find_next_rows)(const attn_tensor *tensor, const R *first,
+                               int64_t key, int64_t keys, int64_t count,
+                               const void **rows)
+{
+    const void **ahead = rows + count;
+    int64_t length = keys / ATTN__RUNS;
+
+    if (keys < ATTN__AHEAD_ROWS || !XI(has_rows)(tensor)) {
+        for (int64_t i = 0; i < ATTN__AHEAD_ROWS; i++)
+            ahead[i] = rows[count - 1];
+        return;
     }
+    for (int64_t i = 0; i < ATTN__AHEAD_ROWS / ATTN__RUNS; i++)
+        for (int64_t a = 0; a < ATTN__RUNS; a++)
+            ahead[i * ATTN__RUNS + a] =
+                first + (key + a * length + i) * tensor->stride[2];
 }
 
 static void XI(scores_by_rows)(XI(block) * b, int64_t key, int64_t keys)
 {
     const attn__sdpa *p = b->p;
 
-    (void)XI(find_rows)(b, &p->k, b->k, key, keys, b->w.k_copy, b->w.k_rows);
+    (void)XI(find_rows)(&p->k, b->k, key, keys, b->w.k_copy, b->w.k_rows);
+    (void)XI(find_next_rows)(&p->v, b->v, key, keys, keys, b->w.k_rows);
     b->kernels->dots[ATTN__STORED_SAME](
         b->w.q_rows, attn__round_up(p->width, lane_step(R_DTYPE)),
         b->w.lanes->n, b->w.k_rows, keys, p->width, b->w.s_rows,
@@ -80,11 +91,13 @@ static void XI(add_values_by_rows)(XI(block) * b, attn__tile_state state,
     if (clean) {
         int64_t ld;
         const R *v = XI(values_of_tile)(b, key, keys, true, &ld);
-        (void)XI(point_to_rows)(v, ld, keys, 0, b->w.v_rows);
+        (void)XI(point_to_rows)(v, ld, keys, b->w.v_rows);
     } else {
-        (void)XI(find_rows)(b, &p->v, b->v, key, keys, b->w.v_copy,
-                            b->w.v_rows);
+        (void)XI(find_rows)(&p->v, b->v, key, keys, b->w.v_copy, b->w.v_rows);
     }
+    (void)XI(find_next_rows)(&p->k, b->k, key + keys,
+                             MIN(keys, b->t->s.kv_len - key - keys), keys,
+                             b->w.v_rows);
     /* A sum for the tile first: added to what thousands of keys have summed up
      * to, each product would be rounded like the whole. */
     memset(b->w.o_tile, 0, (size_t)(n * p->v_width) * sizeof(R));
