@@ -9,7 +9,7 @@
 #include "npy.h"
 
 #define CASE_MAX_LINES 32
-#define CASE_MAX_TENSORS 16
+#define CASE_MAX_TENSORS 24
 
 typedef struct test_case {
     char name[96];

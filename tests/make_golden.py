@@ -114,6 +114,120 @@ def sdpa(name, B, Hq, Hkv, Tq, Tk, D, Dv, masks=None, causal=False,
         write(name + "_" + dtype, lines, tensors)
 
 
+# What changes the scores or the rules -------------------------------------
+#
+# PyTorch has these as functions that flex_attention calls for each score. The
+# formulas are written out here, and where flex_attention can express a case
+# its result is compared with them before anything is written.
+
+
+def alibi_slopes(H):
+    """Of the paper, for a power of two of heads."""
+    return torch.tensor([2.0 ** (-8.0 * (h + 1) / H) for h in range(H)],
+                        dtype=torch.float64)
+
+
+def documents(rng, B, T, most):
+    """Numbers of documents one after the other, some of them one row long."""
+    lengths = [rng.integers(1, most + 1, T) for _ in range(B)]
+    return np.stack([np.repeat(np.arange(T), n)[:T] for n in lengths])
+
+
+def by_flex(q, k, v, score_mod, mask_mod):
+    """The same numbers from flex_attention, in its eager mode on the CPU."""
+    from torch.nn.attention.flex_attention import (create_block_mask,
+                                                   flex_attention)
+    B, H, Tq, _ = q.shape
+    mask = create_block_mask(mask_mod, B, H, Tq, k.shape[2], device="cpu")
+    return flex_attention(q, k, v, score_mod=score_mod, block_mask=mask,
+                          enable_gqa=True)
+
+
+def scored(name, B, Hq, Hkv, Tq, Tk, D, Dv, causal=None, align="top_left",
+           window=None, softcap=None, alibi=False, sinks=False, segments=0,
+           blocks=None, added=False, factor=1.0):
+    for dtype in TYPES:
+        rng = rng_of(name)
+        q = draw(rng, (B, Hq, Tq, D), dtype, factor)
+        k = draw(rng, (B, Hkv, Tk, D), dtype, factor)
+        v = draw(rng, (B, Hkv, Tk, Dv), dtype)
+        lines = ["op sdpa", "dtype " + dtype]
+        tensors = {"q": q, "k": k, "v": v}
+        align = causal or align
+        apart = (torch.arange(Tq)[:, None] - torch.arange(Tk)[None, :] +
+                 (Tk - Tq if align == "bottom_right" else 0))
+        visible = torch.ones(B, Hq, Tq, Tk, dtype=torch.bool)
+        if causal:
+            lines.append("causal " + causal)
+            visible &= apart >= 0
+        elif window or alibi:
+            lines.append("align " + align)
+        if window:
+            lines.append("window %d %d" % window)
+            left, right = window
+            visible &= (apart <= left) if left >= 0 else True
+            visible &= (-apart <= right) if right >= 0 else True
+        if segments:
+            of = documents(rng, B, max(Tq, Tk), segments)
+            tensors["q_segments"] = of[:, :Tq].reshape(1, 1, B, Tq)
+            tensors["kv_segments"] = of[:, :Tk].reshape(1, 1, B, Tk)
+            visible &= torch.from_numpy(of[:, None, :Tq, None] ==
+                                        of[:, None, None, :Tk])
+        if blocks:
+            rows, columns = -(-Tq // blocks[0]), -(-Tk // blocks[1])
+            keep = torch.from_numpy(rng.random((B, Hq, rows, columns)) < 0.6)
+            keep[..., 0] = True
+            lines.append("block %d %d" % blocks)
+            tensors["blocks"] = keep.numpy().astype(np.uint8)
+            visible &= keep.repeat_interleave(blocks[0], 2).repeat_interleave(
+                blocks[1], 3)[:, :, :Tq, :Tk]
+        raw = q @ k.repeat_interleave(Hq // Hkv, 1).transpose(-1, -2)
+        raw = raw * D ** -0.5
+        capped = raw
+        if softcap:
+            lines.append("softcap %s" % float(softcap).hex())
+            capped = softcap * torch.tanh(raw / softcap)
+        z = capped
+        if added:
+            mask = make_mask(rng, "add", (Hq, Tq, Tk), dtype)
+            tensors["mask0"] = mask
+            lines.append("mask add mask0")
+            z = z + mask
+        if alibi:
+            slopes = alibi_slopes(Hq).to(TYPES[dtype][1])
+            tensors["alibi"] = slopes
+            z = z - slopes[:, None, None] * apart.abs()
+        z = z.masked_fill(~visible, -np.inf)
+        with_sink = z
+        if sinks:
+            logits = draw(rng, (Hq,), dtype)
+            tensors["sinks"] = logits
+            with_sink = torch.cat(
+                [z, logits[:, None, None].expand(B, Hq, Tq, 1)], -1)
+        w = torch.nan_to_num(torch.softmax(with_sink, -1))[..., :Tk]
+        out = w @ v.repeat_interleave(Hq // Hkv, 1)
+        assert torch.isfinite(out).all(), name
+        if not (sinks or added or blocks):
+            cap = lambda s: softcap * torch.tanh(s / softcap) if softcap else s
+            bias = (lambda h, i, j: slopes[h] * apart[i, j].abs()) if alibi \
+                else (lambda h, i, j: 0.0)
+            flex = by_flex(q, k, v,
+                           lambda s, b, h, i, j: cap(s) - bias(h, i, j),
+                           lambda b, h, i, j: visible[b, h, i, j])
+            assert torch.allclose(out, flex, rtol=1e-4, atol=1e-5), name
+        tensors["out"] = out
+        tensors["lse"] = torch.logsumexp(with_sink, -1, keepdim=True)
+        tensors["max_weight"] = w.amax(-1, keepdim=True)
+        squares = (w * w).sum(-1, keepdim=True)
+        tensors["effective_keys"] = torch.where(squares > 0, 1 / squares, 0.0)
+        tensors["entropy"] = -torch.xlogy(w, w).sum(-1, keepdim=True)
+        tensors["key_sums"] = w.sum(-2, keepdim=True)
+        if Tq * Tk <= 100:
+            tensors.update(scores_raw=raw, scores_capped=capped, scores=z,
+                           weights=w)
+        write(name + "_" + dtype, lines, tensors)
+
+
 # Layers -------------------------------------------------------------------
 
 
@@ -249,6 +363,11 @@ def main():
          masks=("add", (5, 17)), empty_row=True)
     sdpa("sdpa_gqa", 2, 6, 2, 5, 17, 8, 8)
     sdpa("sdpa_gqa_causal", 1, 6, 2, 17, 17, 4, 4, causal=True)
+    sdpa("sdpa_gqa_add", 2, 6, 2, 5, 17, 8, 8, masks=("add", (2, 6, 5, 17)))
+    sdpa("sdpa_gqa_add_batch", 2, 4, 2, 9, 9, 8, 8,
+         masks=("add", (2, 1, 9, 9)))
+    sdpa("sdpa_mqa_add_empty_row", 1, 4, 1, 5, 17, 8, 8,
+         masks=("add", (5, 17)), empty_row=True)
     sdpa("sdpa_mqa_mask", 2, 4, 1, 5, 17, 8, 8, masks=("keep", (2, 4, 5, 17)))
     sdpa("sdpa_narrow_value", 2, 2, 2, 17, 17, 8, 3)
     sdpa("sdpa_wide_value", 1, 1, 1, 5, 65, 8, 17)
@@ -257,6 +376,37 @@ def main():
     sdpa("sdpa_scale_zero", 1, 1, 1, 5, 5, 8, 8, scale=0.0)
     sdpa("sdpa_scale_negative", 1, 1, 1, 5, 17, 8, 8, scale=-0.5)
     sdpa("sdpa_large_scores", 1, 2, 2, 17, 17, 8, 8, factor=12.0)
+
+    # As in Gemma 2: capped scores, and layers with a window.
+    scored("softcap", 2, 2, 2, 7, 9, 8, 8, softcap=2.0)
+    scored("softcap_gemma", 1, 4, 2, 33, 33, 8, 8, causal="top_left",
+           softcap=50.0, factor=6.0)
+    scored("softcap_gemma_window", 1, 4, 2, 40, 40, 8, 8, causal="top_left",
+           window=(15, -1), softcap=50.0, factor=6.0)
+    scored("softcap_added", 1, 3, 3, 5, 17, 8, 8, softcap=0.5, added=True)
+    # The paper's biases: causal, and one query over a cache.
+    scored("alibi", 1, 8, 8, 9, 9, 8, 8, causal="top_left", alibi=True)
+    scored("alibi_decode", 2, 4, 2, 1, 65, 8, 8, causal="bottom_right",
+           alibi=True)
+    scored("alibi_both_sides", 1, 4, 4, 6, 11, 8, 8, align="bottom_right",
+           alibi=True)
+    # As in GPT-OSS: a learned logit per head, GQA, layers with a window.
+    scored("sinks", 2, 4, 4, 5, 9, 8, 8, sinks=True)
+    scored("sinks_gpt_oss", 1, 8, 1, 40, 40, 8, 8, causal="top_left",
+           sinks=True)
+    scored("sinks_gpt_oss_window", 1, 8, 1, 40, 40, 8, 8, causal="top_left",
+           window=(7, -1), sinks=True)
+    # Sliding windows, documents in one row, blocks.
+    scored("window", 1, 2, 2, 65, 65, 8, 8, window=(8, 3))
+    scored("window_decode", 2, 2, 1, 3, 65, 8, 8, causal="bottom_right",
+           window=(16, -1))
+    scored("documents", 2, 2, 2, 65, 65, 8, 8, segments=13)
+    scored("documents_causal", 2, 4, 2, 65, 65, 8, 8, causal="top_left",
+           segments=30)
+    scored("blocks", 2, 2, 2, 33, 65, 8, 8, blocks=(8, 16))
+    scored("everything", 1, 4, 2, 10, 10, 8, 5, causal="top_left",
+           window=(6, -1), softcap=3.0, alibi=True, sinks=True, segments=6,
+           blocks=(4, 4), added=True, factor=3.0)
 
     mha("mha_self", 2, 17, 17, 12, 3)
     mha("mha_self_65", 1, 65, 65, 8, 2, average=True)

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,11 +18,35 @@
 #include "tensors.h"
 
 /* As many cases as make_golden.py writes: a lost folder must not go unseen. */
-enum { NUM_CASES = 98 };
+enum { NUM_CASES = 136 };
 
 /* The largest absolute difference to PyTorch in the float64 examples of five
  * tokens: two units in the last place of a number between 1 and 2. */
 #define ARTICLE_DISTANCE 4.5e-16
+
+/* The outputs besides out, the log-sum-exp first: the role in a case, the field
+ * of the parameters, and the oracle's. */
+static const struct {
+    const char *role;
+    size_t field, exact;
+} others[] = {
+#define OTHER(name)                                                         \
+    {                                                                       \
+#name, offsetof(attn_sdpa_params, name), offsetof(ref_result, name) \
+    }
+    OTHER(lse),        OTHER(weights),       OTHER(weights_mean),
+    OTHER(scores_raw), OTHER(scores_capped), OTHER(scores),
+    OTHER(key_sums),   OTHER(max_weight),    OTHER(effective_keys),
+    OTHER(entropy)
+#undef OTHER
+};
+enum { NUM_OTHERS = sizeof others / sizeof others[0] };
+
+static const ref_tensor *exact_of(const ref_result *r, int n)
+{
+    return (const ref_tensor *)(const void *)((const char *)r +
+                                              others[n].exact);
+}
 
 /* The arguments of a call, from a case. */
 typedef struct call {
@@ -33,7 +58,9 @@ typedef struct call {
     attn_tensor q, k, v; /* x_q, x_k, x_v of a layer */
     const attn_tensor *pk, *pv;
     attn_tensor want_out;
-    tensor out, lse, weights, mean;
+    int32_t *q_segments, *kv_segments; /* from malloc, or NULL */
+    tensor out;
+    tensor other[NUM_OTHERS];
 } call;
 
 static int32_t kind_of(const char *word)
@@ -44,6 +71,57 @@ static int32_t kind_of(const char *word)
         return ATTN_MASK_DROP;
     assert_true(strncmp(word, "add ", 4) == 0);
     return ATTN_MASK_ADD;
+}
+
+static int32_t align_of(const char *word)
+{
+    if (strcmp(word, "top_left") == 0)
+        return ATTN_ALIGN_TOP_LEFT;
+    assert_string_equal(word, "bottom_right");
+    return ATTN_ALIGN_BOTTOM_RIGHT;
+}
+
+/* Two numbers of a line. */
+static void read_pair(const test_case *c, const char *word, int64_t *first,
+                      int64_t *second)
+{
+    char *rest;
+    *first = strtoll(case_value(c, word, 0), &rest, 10);
+    *second = strtoll(rest, NULL, 10);
+}
+
+static int32_t *read_segments(const test_case *c, const char *role)
+{
+    const npy_array *a = case_array(c, role);
+    if (!a)
+        return NULL;
+    assert_int_equal(a->view.dtype, NPY_I64);
+    int32_t *segments = malloc((size_t)a->count * sizeof *segments);
+    assert_non_null(segments);
+    for (int64_t i = 0; i < a->count; i++)
+        segments[i] = (int32_t)((const int64_t *)a->view.data)[i];
+    return segments;
+}
+
+static void read_later_options(call *a)
+{
+    const test_case *c = &a->c;
+    attn_sdpa_params *p = &a->params;
+    if (case_value(c, "align", 0))
+        p->align = align_of(case_value(c, "align", 0));
+    if (case_value(c, "window", 0)) {
+        p->flags |= ATTN_SDPA_WINDOW;
+        read_pair(c, "window", &p->window_left, &p->window_right);
+    }
+    if (case_value(c, "block", 0)) {
+        p->blocks = case_tensor(c, "blocks");
+        read_pair(c, "block", &p->block_q, &p->block_k);
+    }
+    p->softcap = case_number(c, "softcap", 0.0);
+    p->alibi = case_tensor(c, "alibi");
+    p->sinks = case_tensor(c, "sinks");
+    p->q_segments = a->q_segments = read_segments(c, "q_segments");
+    p->kv_segments = a->kv_segments = read_segments(c, "kv_segments");
 }
 
 static void read_options(call *a)
@@ -61,14 +139,14 @@ static void read_options(call *a)
     }
     const char *causal = case_value(&a->c, "causal", 0);
     if (causal) {
-        assert_string_equal(causal, "top_left");
         a->params.causal = 1;
-        a->params.align = ATTN_ALIGN_TOP_LEFT;
+        a->params.align = align_of(causal);
     }
     if (case_value(&a->c, "scale", 0)) {
         a->params.flags |= ATTN_SDPA_SCALE;
         a->params.scale = case_number(&a->c, "scale", 0.0);
     }
+    read_later_options(a);
 }
 
 /* (1,B,T,E) or (1,T,B,E) as stored, to the (B,1,T,E) of attn.h. */
@@ -125,26 +203,28 @@ static void read_sdpa(call *a)
     a->want_out = *case_tensor(&a->c, "out");
 }
 
-/* Outputs of the library, in layouts of their own for layers whose input is
- * (T,B,E): the same strides as the input's. */
+/* The outputs that the case has, and the log-sum-exp. out is in a layout of its
+ * own for layers whose input is (T,B,E): the same strides as the input's. */
 static void make_outputs(call *a)
 {
     const int64_t *s = a->want_out.shape;
     const int64_t heads = a->is_mha ? a->mha.num_heads : s[1];
-    const int64_t keys = a->pk ? a->pk->shape[2] : a->q.shape[2];
     const attn_dtype type = a->q.dtype;
     a->out = tensor_make(type, s[0], s[1], s[2], s[3]);
     if (a->is_mha)
         memcpy(a->out.view.stride, a->want_out.stride,
                sizeof a->out.view.stride);
-    a->lse = tensor_make(type, s[0], heads, s[2], 1);
-    a->weights = tensor_make(type, s[0], heads, s[2], keys);
-    a->mean = tensor_make(type, s[0], 1, s[2], keys);
-    a->params.lse = &a->lse.view;
-    if (case_tensor(&a->c, "weights"))
-        a->params.weights = &a->weights.view;
-    if (case_tensor(&a->c, "weights_mean"))
-        a->params.weights_mean = &a->mean.view;
+    for (int n = 0; n < NUM_OTHERS; n++) {
+        const attn_tensor *want = case_tensor(&a->c, others[n].role);
+        const int is_lse = n == 0;
+        if (!want && !is_lse)
+            continue;
+        a->other[n] = want ? tensor_make(type, want->shape[0], want->shape[1],
+                                         want->shape[2], want->shape[3])
+                           : tensor_make(type, s[0], heads, s[2], 1);
+        const attn_tensor *view = &a->other[n].view;
+        memcpy((char *)&a->params + others[n].field, &view, sizeof view);
+    }
 }
 
 static void call_load(call *a, const char *name)
@@ -163,9 +243,10 @@ static void call_load(call *a, const char *name)
 static void call_free(call *a)
 {
     tensor_free(&a->out);
-    tensor_free(&a->lse);
-    tensor_free(&a->weights);
-    tensor_free(&a->mean);
+    for (int n = 0; n < NUM_OTHERS; n++)
+        tensor_free(&a->other[n]);
+    free(a->q_segments);
+    free(a->kv_segments);
     case_free(&a->c);
 }
 
@@ -191,37 +272,27 @@ static void call_library(call *a)
 static int64_t oracle_against_golden(const call *a, const ref_result *r)
 {
     const test_case *c = &a->c;
-    const attn_tensor *lse = case_tensor(c, "lse");
-    const attn_tensor *w = case_tensor(c, "weights");
-    const attn_tensor *mean = case_tensor(c, "weights_mean");
     int64_t wrong = compare_tensor("out", c->name, &a->want_out, &r->out, 1.0);
-    if (lse)
-        wrong += compare_tensor("lse", c->name, lse, &r->lse, 1.0);
-    if (w)
-        wrong += compare_tensor("weights", c->name, w, &r->weights, 1.0);
-    if (mean)
-        wrong += compare_tensor("weights_mean", c->name, mean, &r->weights_mean,
-                                1.0);
+    for (int n = 0; n < NUM_OTHERS; n++) {
+        const attn_tensor *want = case_tensor(c, others[n].role);
+        if (want)
+            wrong += compare_tensor(others[n].role, c->name, want,
+                                    exact_of(r, n), 1.0);
+    }
     return wrong;
 }
 
 static int64_t library_against_golden(const call *a, const ref_result *r)
 {
     const test_case *c = &a->c;
-    const attn_tensor *lse = case_tensor(c, "lse");
-    const attn_tensor *w = case_tensor(c, "weights");
-    const attn_tensor *mean = case_tensor(c, "weights_mean");
     int64_t wrong = compare_golden("out", c->name, &a->out.view, &a->want_out,
                                    &r->out, 0.0);
-    if (lse)
-        wrong +=
-            compare_golden("lse", c->name, &a->lse.view, lse, &r->lse, 0.0);
-    if (w)
-        wrong += compare_golden("weights", c->name, &a->weights.view, w,
-                                &r->weights, 0.0);
-    if (mean)
-        wrong += compare_golden("weights_mean", c->name, &a->mean.view, mean,
-                                &r->weights_mean, 0.0);
+    for (int n = 0; n < NUM_OTHERS; n++) {
+        const attn_tensor *want = case_tensor(c, others[n].role);
+        if (want)
+            wrong += compare_golden(others[n].role, c->name, &a->other[n].view,
+                                    want, exact_of(r, n), 0.0);
+    }
     return wrong;
 }
 
@@ -229,13 +300,10 @@ static int64_t library_against_oracle(const call *a, const ref_result *r)
 {
     const char *name = a->c.name;
     int64_t wrong = compare_tensor("out", name, &a->out.view, &r->out, 1.0);
-    wrong += compare_tensor("lse", name, &a->lse.view, &r->lse, 1.0);
-    if (a->params.weights)
-        wrong +=
-            compare_tensor("weights", name, &a->weights.view, &r->weights, 1.0);
-    if (a->params.weights_mean)
-        wrong += compare_tensor("weights_mean", name, &a->mean.view,
-                                &r->weights_mean, 1.0);
+    for (int n = 0; n < NUM_OTHERS; n++)
+        if (a->other[n].block)
+            wrong += compare_tensor(others[n].role, name, &a->other[n].view,
+                                    exact_of(r, n), 1.0);
     return wrong;
 }
 
