@@ -3,12 +3,15 @@
  *
  *   bench_main.c     options, and the order of things
  *   bench_first.c    the first table
- *   bench_problem.c  inputs, masks, views; the oracle on sampled rows
+ *   bench_problem.c  inputs, masks, views
+ *   bench_features.c what attention can be asked for beyond masks
+ *   bench_oracle.c   the formula in long double on sampled rows
  *   bench_engines.c  the contenders: libattn, the row loop, plain CBLAS calls
  *   bench_probe.c    limits of the machine: FMA peak, GEMM rate, bandwidth
  *   bench_table.c    one row per shape: times, rates, errors; CSV and JSON
  *   bench_shapes.c   the list of shapes
  *   bench_bars.c     the table "bar, reached, holds"
+ *   bench_feature_bars.c   the part of it that is about features
  *   bench_memory.c   growth of the process on a long sequence
  *   timing.h, row_loop.h   shared with the examples
  */
@@ -27,6 +30,27 @@
 enum bench_layout { LAYOUT_BHTD, LAYOUT_BTHD, LAYOUT_PACKED };
 enum bench_mask { MASK_NONE, MASK_KEEP, MASK_ADD, MASK_PADDING };
 
+/* One thing that attention can be asked for beyond masks. */
+enum bench_feature {
+    FEATURE_NONE,
+    FEATURE_SOFTCAP,
+    FEATURE_ALIBI,
+    FEATURE_OPEN_WINDOW, /* as wide as the sequence: hides nothing */
+    FEATURE_WINDOW,      /* of 256 tokens, the query's own the last of them */
+    FEATURE_SINK,
+    FEATURE_LSE,
+    FEATURE_DIAGNOSTICS, /* largest weight, effective keys, entropy */
+    FEATURE_WEIGHTS,
+    FEATURE_SEGMENTS, /* eight documents in a sequence */
+    FEATURE_BLOCKS,   /* of 64 x 64, one of ten is visible */
+    FEATURE_STARTS,   /* the first half of the keys is padding */
+    FEATURE_PAGES_16, /* of so many keys, in random order */
+    FEATURE_PAGES_64,
+    FEATURE_BF16,   /* keys and values */
+    FEATURE_RAGGED, /* a batch of skewed lengths, one after the other */
+    NUM_FEATURES
+};
+
 /* What to compute. */
 struct bench_shape {
     const char *name; /* of the row; "" if none */
@@ -35,6 +59,7 @@ struct bench_shape {
     attn_dtype dtype;
     enum bench_layout layout;
     enum bench_mask mask;
+    enum bench_feature feature;
 };
 
 /* A shape with its memory: inputs, masks, one output, scratch. */
@@ -49,25 +74,36 @@ struct bench_problem {
     size_t work_bytes;
     void *scores; /* of the engines that keep scores */
     int64_t num_scores;
-    void *memory[8]; /* what to free */
+    attn_tensor extra[4]; /* of a feature */
+    int num_extra;
+    void *memory[16]; /* what to free */
     int num_memory;
 };
 
 const char *bench_dtype_name(attn_dtype dtype);
 const char *bench_layout_name(enum bench_layout layout);
 const char *bench_mask_name(enum bench_mask mask);
+const char *bench_feature_name(enum bench_feature feature);
 size_t bench_item_bytes(attn_dtype dtype);
 
 /* Bytes that bench_problem_create would allocate, scratch not counted. */
 double bench_problem_bytes(const struct bench_shape *shape);
-/* Fills *problem, with values from a fixed seed. Returns 0, or -1 with a line
- * on stderr. threads: of the context that calls get. */
-int bench_problem_create(struct bench_problem *problem,
-                         const struct bench_shape *shape, int threads);
+/* Fills *problem, with values from a fixed seed. Returns 0; or a status with
+ * attn_last_error() and, unless it is ATTN_ERR_UNSUPPORTED, a line on stderr.
+ * threads: of the context that calls get. */
+attn_status bench_problem_create(struct bench_problem *problem,
+                                 const struct bench_shape *shape, int threads);
 void bench_problem_destroy(struct bench_problem *problem);
 /* Overwrites the output with NaN, so that an engine that writes nothing
  * cannot pass for one that is right. */
 void bench_problem_spoil(const struct bench_problem *problem);
+
+/* Memory that is freed with the problem. */
+void *bench_problem_take(struct bench_problem *problem, size_t bytes);
+/* The next number of a splitmix64 generator. */
+uint64_t bench_random(uint64_t *state);
+/* Does what the shape's feature asks for, to inputs that are filled. */
+attn_status bench_feature_apply(struct bench_problem *problem);
 
 /* Room for count scores, kept with the problem. */
 void *bench_problem_scores(struct bench_problem *problem, int64_t count);
@@ -76,7 +112,8 @@ void *bench_problem_scores(struct bench_problem *problem, int64_t count);
 double bench_visible_pairs(const struct bench_problem *problem);
 
 /* Largest and root-mean-square difference of problem->out from the formula in
- * long double, over a sample of rows. */
+ * long double, over a sample of rows; the largest also of what else the call
+ * was asked for. */
 struct bench_error {
     double max;
     double rms;
@@ -204,6 +241,15 @@ void bench_print_list(void);
 
 /* The table of bars. */
 void bench_run_bars(const struct bench_options *options);
+void bench_run_feature_bars(const struct bench_options *options);
+/* More repeats than elsewhere, so that on a busy machine a quiet moment is
+ * among them. */
+struct bench_options bench_patient(const struct bench_options *options);
+/* A line of it; direction says which side of the bar is good. */
+#define AT_LEAST 1
+#define AT_MOST 0
+void bench_print_bar(const char *what, double bar, int direction,
+                     double reached, const char *unit);
 /* The part of it that runs under other BLAS kernels: one number a line, for
  * the parent. */
 void bench_run_bars_forced(const struct bench_options *options);

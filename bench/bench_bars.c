@@ -51,11 +51,8 @@ static double full_flops(const struct bench_shape *s)
 
 /* -------------------------------------------------------------- Printing -- */
 
-#define AT_LEAST 1
-#define AT_MOST 0
-
-static void print_bar(const char *what, double bar, int direction,
-                      double reached, const char *unit)
+void bench_print_bar(const char *what, double bar, int direction,
+                     double reached, const char *unit)
 {
     int holds = direction == AT_LEAST ? reached >= bar : reached <= bar;
     printf("  %-54s %s %7.2f %9.2f %-7s %s\n", what,
@@ -358,17 +355,16 @@ static void memory_bars(const struct bench_options *options)
         printf("  memory: could not be measured\n");
         return;
     }
-    print_bar(options->quick ? "scratch memory a thread, T=16384, d=64"
-                             : "scratch memory a thread, T=65536, d=64",
-              4, AT_MOST, scratch / 1048576, "MiB");
-    print_bar(options->quick ? "growth of the process, T=16384, d=64, causal"
-                             : "growth of the process, T=65536, d=64, causal",
-              16, AT_MOST, growth / 1048576, "MiB");
+    bench_print_bar(options->quick ? "scratch memory a thread, T=16384, d=64"
+                                   : "scratch memory a thread, T=65536, d=64",
+                    4, AT_MOST, scratch / 1048576, "MiB");
+    bench_print_bar(options->quick
+                        ? "growth of the process, T=16384, d=64, causal"
+                        : "growth of the process, T=65536, d=64, causal",
+                    16, AT_MOST, growth / 1048576, "MiB");
 }
 
-/* More repeats than elsewhere, so that on a busy machine a quiet moment is
- * among them. */
-static struct bench_options patient(const struct bench_options *options)
+struct bench_options bench_patient(const struct bench_options *options)
 {
     struct bench_options result = *options;
     if (!result.quick && result.limits.repeats < 20)
@@ -378,7 +374,7 @@ static struct bench_options patient(const struct bench_options *options)
 
 void bench_run_bars_forced(const struct bench_options *given)
 {
-    struct bench_options more = patient(given);
+    struct bench_options more = bench_patient(given);
     const struct bench_options *options = &more;
 
     printf("blas %s\n", attn_blas_info());
@@ -424,57 +420,57 @@ static void forced_bars(const struct bench_options *options)
         printf("  AVX2 kernels: could not be measured\n");
         return;
     }
-    print_bar("forward f32, AVX2 kernels, d=64, T>=512 / P", 0.75, AT_LEAST,
-              d64, "");
-    print_bar("forward f32, AVX2 kernels, d=128, T>=512 / P", 0.80, AT_LEAST,
-              d128, "");
+    bench_print_bar("forward f32, AVX2 kernels, d=64, T>=512 / P", 0.75,
+                    AT_LEAST, d64, "");
+    bench_print_bar("forward f32, AVX2 kernels, d=128, T>=512 / P", 0.80,
+                    AT_LEAST, d128, "");
 }
 
 /* ---------------------------------------------------------------- Table -- */
 
 static void forward_bars(const struct bench_options *o)
 {
-    print_bar("forward f32, d=64, T>=512 / P", 0.85, AT_LEAST,
-              long_share(ATTN_F32, 64, LAYOUT_BHTD, o), "");
-    print_bar("forward f32, d=128, T>=512 / P", 0.90, AT_LEAST,
-              long_share(ATTN_F32, 128, LAYOUT_BHTD, o), "");
-    print_bar("forward f32, d=64, T=128 / P", 0.78, AT_LEAST,
-              short_share(LAYOUT_BHTD, o), "");
-    print_bar("forward f32, packed (B,T,3,H,D), d=64, T>=512 / P", 0.80,
-              AT_LEAST, long_share(ATTN_F32, 64, LAYOUT_PACKED, o), "");
-    print_bar("forward f32, packed (B,T,3,H,D), d=128, T>=512 / P", 0.85,
-              AT_LEAST, long_share(ATTN_F32, 128, LAYOUT_PACKED, o), "");
-    print_bar("forward f32, packed (B,T,3,H,D), d=64, T=128 / P", 0.74,
-              AT_LEAST, short_share(LAYOUT_PACKED, o), "");
-    print_bar("forward f64, d=64, T>=512 / P", 0.78, AT_LEAST,
-              long_share(ATTN_F64, 64, LAYOUT_BHTD, o), "");
-    print_bar("forward f64, d=128, T>=512 / P", 0.84, AT_LEAST,
-              long_share(ATTN_F64, 128, LAYOUT_BHTD, o), "");
+    bench_print_bar("forward f32, d=64, T>=512 / P", 0.85, AT_LEAST,
+                    long_share(ATTN_F32, 64, LAYOUT_BHTD, o), "");
+    bench_print_bar("forward f32, d=128, T>=512 / P", 0.90, AT_LEAST,
+                    long_share(ATTN_F32, 128, LAYOUT_BHTD, o), "");
+    bench_print_bar("forward f32, d=64, T=128 / P", 0.78, AT_LEAST,
+                    short_share(LAYOUT_BHTD, o), "");
+    bench_print_bar("forward f32, packed (B,T,3,H,D), d=64, T>=512 / P", 0.80,
+                    AT_LEAST, long_share(ATTN_F32, 64, LAYOUT_PACKED, o), "");
+    bench_print_bar("forward f32, packed (B,T,3,H,D), d=128, T>=512 / P", 0.85,
+                    AT_LEAST, long_share(ATTN_F32, 128, LAYOUT_PACKED, o), "");
+    bench_print_bar("forward f32, packed (B,T,3,H,D), d=64, T=128 / P", 0.74,
+                    AT_LEAST, short_share(LAYOUT_PACKED, o), "");
+    bench_print_bar("forward f64, d=64, T>=512 / P", 0.78, AT_LEAST,
+                    long_share(ATTN_F64, 64, LAYOUT_BHTD, o), "");
+    bench_print_bar("forward f64, d=128, T>=512 / P", 0.84, AT_LEAST,
+                    long_share(ATTN_F64, 128, LAYOUT_BHTD, o), "");
     forced_bars(o);
 }
 
 static void mask_bars(const struct bench_options *o)
 {
-    print_bar("causal / full time, T=2048, d=64", 0.55, AT_MOST,
-              causal_fraction(2048, o), "");
-    print_bar("causal / full time, T=512, d=64", 0.62, AT_MOST,
-              causal_fraction(512, o), "");
-    print_bar("dense boolean mask per head / no mask, T=512", 1.10, AT_MOST,
-              mask_fraction(o), "");
-    print_bar("half the keys by kv_lens / all keys, T=1024", 0.55, AT_MOST,
-              half_lengths(o), "");
+    bench_print_bar("causal / full time, T=2048, d=64", 0.55, AT_MOST,
+                    causal_fraction(2048, o), "");
+    bench_print_bar("causal / full time, T=512, d=64", 0.62, AT_MOST,
+                    causal_fraction(512, o), "");
+    bench_print_bar("dense boolean mask per head / no mask, T=512", 1.10,
+                    AT_MOST, mask_fraction(o), "");
+    bench_print_bar("half the keys by kv_lens / all keys, T=1024", 0.55,
+                    AT_MOST, half_lengths(o), "");
 }
 
 static void thread_bars(const struct bench_options *o)
 {
     double cores;
 
-    print_bar("2 threads, B H=12, T=512, d=64", 1.9, AT_LEAST,
-              thread_gain(12, 512, &cores, o), "times");
+    bench_print_bar("2 threads, B H=12, T=512, d=64", 1.9, AT_LEAST,
+                    thread_gain(12, 512, &cores, o), "times");
     printf("    (beside it, bare multiply-adds on 2 threads gain %.2f times)\n",
            cores);
-    print_bar("2 threads, B H=1, T=1024, d=64", 1.9, AT_LEAST,
-              thread_gain(1, 1024, &cores, o), "times");
+    bench_print_bar("2 threads, B H=1, T=1024, d=64", 1.9, AT_LEAST,
+                    thread_gain(1, 1024, &cores, o), "times");
     printf("    (beside it, bare multiply-adds on 2 threads gain %.2f times)\n",
            cores);
 }
@@ -492,14 +488,14 @@ static void decode_bars(const struct bench_options *o)
                          "decode (32,%d), d=128, Tk=%d, %d thread%s / R",
                          (int)kv_heads[n], (int)len, threads,
                          threads > 1 ? "s" : "");
-                print_bar(what, 0.80, AT_LEAST,
-                          decode_share(kv_heads[n], len, threads, o), "");
+                bench_print_bar(what, 0.80, AT_LEAST,
+                                decode_share(kv_heads[n], len, threads, o), "");
             }
 }
 
 void bench_run_bars(const struct bench_options *given)
 {
-    struct bench_options more = patient(given);
+    struct bench_options more = bench_patient(given);
     const struct bench_options *o = &more;
 
     printf("\nBars: P = FMA peak of a core, R = read bandwidth of as many "
@@ -507,19 +503,20 @@ void bench_run_bars(const struct bench_options *given)
            "T = 512, 1024%s\n",
            o->quick ? "" : ", 2048");
     printf("  %-54s %10s %9s\n", "what", "bar", "reached");
-    print_bar("row loop / library, f64, T=128, d=64", 8, AT_LEAST,
-              row_loop_gain(ATTN_F64, o), "times");
-    print_bar("row loop / library, f32, T=128, d=64", 15, AT_LEAST,
-              row_loop_gain(ATTN_F32, o), "times");
+    bench_print_bar("row loop / library, f64, T=128, d=64", 8, AT_LEAST,
+                    row_loop_gain(ATTN_F64, o), "times");
+    bench_print_bar("row loop / library, f32, T=128, d=64", 15, AT_LEAST,
+                    row_loop_gain(ATTN_F32, o), "times");
     forward_bars(o);
     mask_bars(o);
     thread_bars(o);
     decode_bars(o);
-    print_bar("call, T=5, d=4, f32, scratch of the caller", 1, AT_MOST,
-              call_overhead(ATTN_F32, o), "us");
-    print_bar("call, T=5, d=4, f64, scratch of the caller", 1, AT_MOST,
-              call_overhead(ATTN_F64, o), "us");
-    print_bar("MHA layer B=8 T=128 E=768 H=12 / cblas_sgemm 1024^3", 0.80,
-              AT_LEAST, layer_share(o), "");
+    bench_print_bar("call, T=5, d=4, f32, scratch of the caller", 1, AT_MOST,
+                    call_overhead(ATTN_F32, o), "us");
+    bench_print_bar("call, T=5, d=4, f64, scratch of the caller", 1, AT_MOST,
+                    call_overhead(ATTN_F64, o), "us");
+    bench_print_bar("MHA layer B=8 T=128 E=768 H=12 / cblas_sgemm 1024^3", 0.80,
+                    AT_LEAST, layer_share(o), "");
+    bench_run_feature_bars(given);
     memory_bars(o);
 }

@@ -54,9 +54,9 @@ static void run_libattn(void *problem)
 static int can_heads(const struct bench_shape *s)
 {
     /* Beyond that the loop takes minutes and the scores gigabytes. */
-    return s->mask == MASK_NONE && s->q_len > 0 && s->kv_len > 0 &&
-           (!s->causal || s->q_len == s->kv_len) && s->q_len <= 4096 &&
-           s->kv_len <= 4096;
+    return s->mask == MASK_NONE && s->feature == FEATURE_NONE && s->q_len > 0 &&
+           s->kv_len > 0 && (!s->causal || s->q_len == s->kv_len) &&
+           s->q_len <= 4096 && s->kv_len <= 4096;
 }
 
 static void run_row_loop(void *problem)

@@ -8,8 +8,15 @@
 
 static int first_row(attn_dtype dtype, const struct bench_options *options)
 {
-    const struct bench_shape shape = {
-        "first", 1, 1, 1, 128, 128, 64, 64, 0, dtype, LAYOUT_BHTD, MASK_NONE};
+    const struct bench_shape shape = {.name = "first",
+                                      .batch = 1,
+                                      .heads = 1,
+                                      .kv_heads = 1,
+                                      .q_len = 128,
+                                      .kv_len = 128,
+                                      .width = 64,
+                                      .v_width = 64,
+                                      .dtype = dtype};
     struct bench_problem problem;
     struct timing_task tasks[TIMING_MAX_TASKS];
     struct timing times[TIMING_MAX_TASKS];

@@ -22,6 +22,11 @@ static const char usage[] =
     "  --dtype f32|f64                of --shape (f32)\n"
     "  --layout bhtd|bthd|packed      of --shape (bhtd)\n"
     "  --mask none|keep|add|padding   of --shape (none)\n"
+    "  --feature NAME                 of --shape (none): softcap, alibi, "
+    "sink,\n"
+    "                                 open-window, window, lse, diagnose,\n"
+    "                                 weights, segments, blocks, starts,\n"
+    "                                 pages-16, pages-64, bf16, ragged\n"
     "  --compare                      also the row loop and plain CBLAS calls\n"
     "  --threads N                    threads of libattn (1)\n"
     "  --repeats N                    of which the fastest counts (8)\n"
@@ -31,6 +36,7 @@ static const char usage[] =
     "  --cpu-time                     of the thread, for a busy machine\n"
     "  --csv FILE, --json FILE        the rows, for programs\n"
     "  --first, --bars, --shapes      only that table\n"
+    "  --features                     only the bars of features\n"
     "  --list                         print the list of shapes\n"
     "  --memory [T]                   scratch and growth at T (65536)\n"
     "  --quick                        fewer repeats, no large shapes\n";
@@ -42,6 +48,7 @@ static const char usage[] =
 #define PART_MEMORY 16
 #define PART_LIST 32
 #define PART_FORCED 64
+#define PART_FEATURES 128
 
 struct command {
     struct bench_options options;
@@ -117,7 +124,10 @@ static int parse_shape_option(const char *name, const char *value,
     static const char *const dtypes[] = {"f32", "f64", NULL};
     static const char *const layouts[] = {"bhtd", "bthd", "packed", NULL};
     static const char *const masks[] = {"none", "keep", "add", "padding", NULL};
+    const char *features[NUM_FEATURES + 1] = {NULL};
 
+    for (int n = 0; n < NUM_FEATURES; n++)
+        features[n] = bench_feature_name((enum bench_feature)n);
     if (!strcmp(name, "--causal")) {
         shape->causal = 1;
         return 1;
@@ -130,6 +140,8 @@ static int parse_shape_option(const char *name, const char *value,
         shape->layout = (enum bench_layout)choice(name, value, layouts);
     else if (!strcmp(name, "--mask"))
         shape->mask = (enum bench_mask)choice(name, value, masks);
+    else if (!strcmp(name, "--feature"))
+        shape->feature = (enum bench_feature)choice(name, value, features);
     else
         return 0;
     return 2;
@@ -165,9 +177,10 @@ static int parse_part_option(const char *name, const char *value,
     static const struct {
         const char *name;
         int part;
-    } parts[] = {{"--first", PART_FIRST},   {"--bars", PART_BARS},
-                 {"--shapes", PART_SHAPES}, {"--list", PART_LIST},
-                 {"--memory", PART_MEMORY}, {"--bars-forced", PART_FORCED}};
+    } parts[] = {{"--first", PART_FIRST},      {"--bars", PART_BARS},
+                 {"--shapes", PART_SHAPES},    {"--list", PART_LIST},
+                 {"--memory", PART_MEMORY},    {"--bars-forced", PART_FORCED},
+                 {"--features", PART_FEATURES}};
 
     for (size_t n = 0; n < sizeof(parts) / sizeof(parts[0]); n++)
         if (!strcmp(name, parts[n].name))
@@ -196,8 +209,8 @@ static void set_quick(struct bench_options *o)
 static int is_known(const char *name)
 {
     static const char *const flags[] = {
-        "--quick",  "--compare", "--cpu-time", "--first",      "--bars",
-        "--shapes", "--list",    "--memory",   "--bars-forced"};
+        "--quick",  "--compare", "--cpu-time", "--first",       "--bars",
+        "--shapes", "--list",    "--memory",   "--bars-forced", "--features"};
     for (size_t n = 0; n < sizeof(flags) / sizeof(flags[0]); n++)
         if (!strcmp(name, flags[n]))
             return 1;
@@ -275,6 +288,8 @@ static int run(struct command *c)
         wrong += bench_run_first(&c->options);
     if (c->parts & PART_BARS)
         bench_run_bars(&c->options);
+    if (c->parts & PART_FEATURES)
+        bench_run_feature_bars(&c->options);
     if (!(c->parts & (PART_ONE | PART_SHAPES)))
         return wrong;
     bench_probe_all(&peaks, c->options.threads, &c->options.limits);

@@ -30,9 +30,16 @@ static double status_bytes(const char *key)
 
 int bench_run_memory(int64_t len)
 {
-    const struct bench_shape shape = {"memory",    1,        1,  1, len,
-                                      len,         64,       64, 1, ATTN_F32,
-                                      LAYOUT_BHTD, MASK_NONE};
+    const struct bench_shape shape = {.name = "memory",
+                                      .batch = 1,
+                                      .heads = 1,
+                                      .kv_heads = 1,
+                                      .q_len = len,
+                                      .kv_len = len,
+                                      .width = 64,
+                                      .v_width = 64,
+                                      .causal = 1,
+                                      .dtype = ATTN_F32};
     struct bench_problem p;
     struct bench_error error;
     double before, after, seconds;

@@ -55,6 +55,13 @@ void bench_table_close(const struct bench_options *options)
         fprintf(options->json, "\n]\n}\n");
 }
 
+/* The mask, or the feature. */
+static const char *hides(const struct bench_shape *s)
+{
+    return s->feature ? bench_feature_name(s->feature)
+                      : bench_mask_name(s->mask);
+}
+
 /* The CSV line is also the source of the JSON object: one list of values. */
 static void csv_line(char *line, size_t size, const struct bench_row *r)
 {
@@ -65,15 +72,14 @@ static void csv_line(char *line, size_t size, const struct bench_row *r)
         "%s,%s,%s,%s,%s,%d,%d,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%.1f,%.1f,"
         "%.1f,%lld,%.3f,%.3f,%.2f,%.4f,%.3f,%.3f,%zu,%.3e,%.3e,%lld",
         s->name, r->engine, bench_dtype_name(s->dtype),
-        bench_layout_name(s->layout), bench_mask_name(s->mask), s->causal,
-        r->threads, (long long)s->batch, (long long)s->heads,
-        (long long)s->kv_heads, (long long)s->q_len, (long long)s->kv_len,
-        (long long)s->width, (long long)s->v_width, r->time.min, r->time.median,
-        r->time.spread, (long long)r->time.iterations, full,
-        r->flops_visible / r->time.min, r->peak_gflops,
-        r->flops_visible / r->time.min / r->peak_gflops, r->bytes / r->time.min,
-        r->peak_gbytes, r->work_bytes, r->error.max, r->error.rms,
-        (long long)r->error.rows);
+        bench_layout_name(s->layout), hides(s), s->causal, r->threads,
+        (long long)s->batch, (long long)s->heads, (long long)s->kv_heads,
+        (long long)s->q_len, (long long)s->kv_len, (long long)s->width,
+        (long long)s->v_width, r->time.min, r->time.median, r->time.spread,
+        (long long)r->time.iterations, full, r->flops_visible / r->time.min,
+        r->peak_gflops, r->flops_visible / r->time.min / r->peak_gflops,
+        r->bytes / r->time.min, r->peak_gbytes, r->work_bytes, r->error.max,
+        r->error.rms, (long long)r->error.rows);
 }
 
 /* Walks header and line side by side. The first five values are text. */
@@ -107,7 +113,7 @@ static const char *mask_text(const struct bench_shape *s)
 {
     static const char *const causal[] = {"causal", "c+keep", "c+add",
                                          "c+padding"};
-    return s->causal ? causal[s->mask] : bench_mask_name(s->mask);
+    return s->causal && !s->feature ? causal[s->mask] : hides(s);
 }
 
 void bench_table_row(const struct bench_row *r,
@@ -154,7 +160,8 @@ static void fill_row(struct bench_row *row, const struct bench_problem *p,
 {
     const struct bench_shape *s = &p->shape;
     double widths = (double)(s->width + s->v_width);
-    double item = (double)bench_item_bytes(s->dtype);
+    double item = p->k.dtype == ATTN_BF16 ? sizeof(uint16_t)
+                                          : (double)bench_item_bytes(s->dtype);
     int alone = row->threads == 1;
 
     row->shape = *s;
@@ -198,11 +205,15 @@ int bench_run_shape(const struct bench_shape *shape,
     struct timing times[TIMING_MAX_TASKS];
     struct bench_error errors[TIMING_MAX_TASKS];
     struct timing_limits limits = bench_limits(options, options->threads);
+    attn_status status;
     double flops;
     int count, wrong = 0;
 
-    if (bench_problem_create(&p, shape, options->threads))
-        return 1;
+    status = bench_problem_create(&p, shape, options->threads);
+    if (status == ATTN_ERR_UNSUPPORTED)
+        printf("%-16s refused: %s\n", shape->name, attn_last_error());
+    if (status)
+        return status != ATTN_ERR_UNSUPPORTED;
     count = verify_engines(&p, options->compare, engines, errors, &wrong);
     for (int n = 0; n < count; n++)
         tasks[n] = (struct timing_task){engines[n]->run, &p};

@@ -30,6 +30,9 @@ struct timing {
     double min;
     double median;
     double spread; /* the largest repeat minus the smallest */
+    /* Median over the rounds of its time over that of the first task: what
+     * disturbs a round mostly disturbs both. */
+    double ratio;
     int64_t iterations;
     int repeats;
 };
@@ -103,6 +106,16 @@ static inline void timing_summary(double *seconds, int count,
     out->repeats = count;
 }
 
+/* Median of a[n] / b[n]. */
+static inline double timing_ratio(const double *a, const double *b, int count)
+{
+    double ratios[TIMING_MAX_REPEATS];
+    for (int n = 0; n < count; n++)
+        ratios[n] = a[n] / b[n];
+    timing_sort(ratios, count);
+    return 0.5 * (ratios[(count - 1) / 2] + ratios[count / 2]);
+}
+
 #define TIMING_MAX_TASKS 8
 
 /* Times count (at most TIMING_MAX_TASKS) tasks against each other. */
@@ -131,6 +144,9 @@ static inline void timing_compare(const struct timing_task *tasks, int count,
             short_of_time = limits->max_seconds > 0 &&
                             timing_now() - start > limits->max_seconds;
         } while (repeat < limits->repeats && (repeat < 2 || !short_of_time));
+        for (int t = 0; t < count; t++)
+            results[t].ratio = timing_ratio(seconds[t], seconds[0], repeat) *
+                               (double)iterations[0] / (double)iterations[t];
         for (int t = 0; t < count; t++) {
             timing_summary(seconds[t], repeat, iterations[t], &results[t]);
             if (results[t].min * (double)iterations[t] <

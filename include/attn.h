@@ -568,13 +568,13 @@ ATTN_API void attn_sdpa_params_init(attn_sdpa_params *params);
  * F32: their numbers are exactly those floats. Any strides; k and v may be the
  * same memory. out may be exactly q's view (D = Dv) unless weights, scores or
  * key sums are asked for, else no output may overlap an input or another
- * output. params NULL: defaults. In a batch of
- * ragged or padded sequences every row of out, lse and weights that belongs to
- * a sequence is written; rows at and beyond q_lens[b] become 0 (lse: -inf).
+ * output. params NULL: defaults. In a batch of ragged or padded sequences every
+ * row of an output that belongs to a sequence is written; rows at and beyond
+ * q_lens[b] become 0 (lse and scores: -inf).
  *
  * A visible NaN gives NaN in its row; finite inputs never give NaN unless a
  * product overflows. Scratch memory is O(1) in Tq and Tk per thread (plus two
- * numbers a row if weights are asked for).
+ * numbers a row if weights or key sums are asked for).
  *
  * attn_sdpa gets its scratch memory itself. attn_sdpa_work uses the caller's
  * and never allocates: attn_sdpa_workspace gives bytes and alignment, enough

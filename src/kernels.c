@@ -141,11 +141,20 @@ typedef int32_t generic_words __attribute__((vector_size(16)));
 typedef uint16_t generic_halves
     __attribute__((vector_size(8), aligned(2), may_alias));
 
+static inline generic_words generic_load(const uint16_t *p)
+{
+    return __builtin_convertvector(*(const generic_halves *)p, generic_words);
+}
+
+static inline generic_floats generic_from_bf16(const uint16_t *p)
+{
+    return (generic_floats)(generic_load(p) << 16);
+}
+
 /* from_f16 of four. */
 static inline generic_floats generic_from_f16(const uint16_t *p)
 {
-    generic_words x =
-        __builtin_convertvector(*(const generic_halves *)p, generic_words);
+    generic_words x = generic_load(p);
     generic_words magnitude = x & 0x7fff, sign = (x & 0x8000) << 16;
     generic_words large = (magnitude << 13) + F16_REBIAS +
                           ((magnitude >= F16_INF) & F16_REBIAS_INF);
@@ -178,6 +187,7 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
 #define V_KEEP(v, bits) GENERIC_KEEP(v, bits)
 #define V_FMA(a, b, c) ((a) * (b) + (c))
 #define V_FROM_F16(p) generic_from_f16(p)
+#define V_FROM_BF16(p) generic_from_bf16(p)
 #include "kernels/kernels_tmpl.h"
 
 #include "real_f64.h"
@@ -218,6 +228,9 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
 #define V_FMA(a, b, c) \
     ((V)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #define V_FROM_F16(p) ((V)_mm256_cvtph_ps(_mm_loadu_si128((const void *)(p))))
+#define V_FROM_BF16(p)     \
+    ((V)_mm256_slli_epi32( \
+        _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(p))), 16))
 #include "kernels/kernels_tmpl.h"
 
 #include "real_f64.h"
@@ -261,6 +274,9 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
     ((V)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #define V_FROM_F16(p) \
     ((V)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)(p))))
+#define V_FROM_BF16(p)     \
+    ((V)_mm512_slli_epi32( \
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(p))), 16))
 #include "kernels/kernels_tmpl.h"
 
 #include "real_f64.h"

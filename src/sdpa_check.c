@@ -496,9 +496,6 @@ static attn_status check_rows(const char *call, const attn_sdpa_params *o,
     if (!status)
         status =
             check_lengths(call, "kv_starts", o->kv_starts, p->batch, p->kv_len);
-    if (!status)
-        status = check_lengths(call, "kv_offsets", o->kv_offsets, p->batch,
-                               INT64_MAX);
     /* Where keys have positions of their own, so has the prefix. */
     if (!status)
         status = check_lengths(call, "prefix_lens", o->prefix_lens, p->batch,
@@ -797,8 +794,9 @@ attn__sequence attn__sdpa_sequence(const attn__sdpa *p, int64_t b,
         s.kv_len = p->kv_lens[b];
     if (p->kv_starts)
         s.kv_begin = MIN(p->kv_starts[b], s.kv_len);
+    /* Any position, but that its negative must be a number. */
     if (p->kv_offsets)
-        s.origin = p->kv_offsets[b];
+        s.origin = MAX(p->kv_offsets[b], -INT64_MAX);
     if (p->align == ATTN_ALIGN_BOTTOM_RIGHT)
         s.offset = s.kv_len - s.q_len;
     else if (p->align == ATTN_ALIGN_OFFSET)

@@ -29,30 +29,24 @@ static int64_t XI(row_tile)(const XI(block) * b)
                                                             : b->p->tile.keys;
 }
 
-/* Addresses of copied rows, the last one repeated. */
+/* Addresses of copied rows. */
 static void XI(point_to_copy)(const R *copy, int64_t ld, int64_t keys,
                               const void **rows)
 {
-    for (int64_t j = 0; j < keys + ATTN__AHEAD_ROWS; j++)
-        rows[j] = copy + MIN(j, keys - 1) * ld;
+    for (int64_t j = 0; j < keys; j++)
+        rows[j] = copy + j * ld;
 }
 
-/* Addresses of the rows [key, key + keys), and then of those that are read
- * next. */
-static void XI(point_to_keys)(const XI(block) * b, const key_rows *k,
-                              int64_t key, int64_t keys, const void **rows)
+/* Addresses of the rows [key, key + keys), `step` entries apart. */
+static void XI(point_to_keys)(const key_rows *k, int64_t key, int64_t keys,
+                              const void **rows, int64_t step)
 {
-    int64_t more = MIN(b->t->s.kv_len - key - keys, ATTN__AHEAD_ROWS);
-    int64_t j = 0;
-
-    while (j < keys + more) {
+    for (int64_t j = 0; j < keys;) {
         int64_t n;
-        const unsigned char *from = key_row(k, key + j, keys + more - j, &n);
+        const unsigned char *from = key_row(k, key + j, keys - j, &n);
         for (; n > 0; n--, j++, from += k->row)
-            rows[j] = from;
+            rows[j * step] = from;
     }
-    for (; j < keys + ATTN__AHEAD_ROWS; j++)
-        rows[j] = rows[j - 1];
 }
 
 /* The same for K or V that may have to be copied; returns how the rows are
@@ -65,12 +59,32 @@ static int XI(point_to_rows)(const XI(block) * b, const attn_tensor *tensor,
     int64_t ld;
 
     if (XI(has_rows)(tensor)) {
-        (void)XI(point_to_keys)(b, k, key, keys, rows);
+        (void)XI(point_to_keys)(k, key, keys, rows, 1);
         return b->storage;
     }
     copied = XI(rows_for_gemm)(b, k, tensor->shape[3], key, keys, copy, &ld);
     (void)XI(point_to_copy)(copied, ld, keys, rows);
     return ATTN__STORED_SAME;
+}
+
+/* Behind the addresses of `count` rows those of [key, key + keys) of K or V,
+ * which are read next, in the order of runs; if they are few, or will be
+ * copied, the last row. */
+static void XI(point_ahead)(const attn_tensor *tensor, const key_rows *k,
+                            int64_t key, int64_t keys, int64_t count,
+                            const void **rows)
+{
+    const void **ahead = rows + count;
+
+    if (keys < ATTN__AHEAD_ROWS || !XI(has_rows)(tensor)) {
+        for (int64_t i = 0; i < ATTN__AHEAD_ROWS; i++)
+            ahead[i] = rows[count - 1];
+        return;
+    }
+    for (int64_t a = 0; a < ATTN__RUNS; a++)
+        (void)XI(point_to_keys)(k, key + a * (keys / ATTN__RUNS),
+                                ATTN__AHEAD_ROWS / ATTN__RUNS, ahead + a,
+                                ATTN__RUNS);
 }
 
 static void XI(scores_by_rows)(XI(block) * b, int64_t key, int64_t keys)
@@ -79,6 +93,7 @@ static void XI(scores_by_rows)(XI(block) * b, int64_t key, int64_t keys)
     int storage =
         XI(point_to_rows)(b, &p->k, &b->k, key, keys, b->w.k_copy, b->w.k_rows);
 
+    (void)XI(point_ahead)(&p->v, &b->v, key, keys, keys, b->w.k_rows);
     b->kernels->dots[storage](b->w.q_rows,
                               attn__round_up(p->width, lane_step(R_DTYPE)),
                               b->w.lanes->n, b->w.k_rows, keys, p->width,
@@ -101,6 +116,9 @@ static void XI(add_values_by_rows)(XI(block) * b, attn__tile_state state,
         storage = XI(point_to_rows)(b, &p->v, &b->v, key, keys, b->w.v_copy,
                                     b->w.v_rows);
     }
+    (void)XI(point_ahead)(&p->k, &b->k, key + keys,
+                          MIN(keys, b->t->s.kv_len - key - keys), keys,
+                          b->w.v_rows);
     /* A sum for the tile first: added to what thousands of keys have summed up
      * to, each product would be rounded like the whole. */
     memset(b->w.o_tile, 0, (size_t)(n * p->v_width) * sizeof(R));

@@ -580,9 +580,12 @@ static void XI(add_sink)(const XI(block) * b, int64_t l, R *lse)
     if (sink == -HUGE_VAL)
         return;
     above = sink - before;
-    b->w.factor[l] = b->w.seen[l]
-                         ? (R)((double)b->w.factor[l] / (1.0 + exp(above)))
-                         : K(0.0);
+    /* No weights, whatever the sink is, without a key; and none where all that
+     * is visible is -inf: before is, and 1/sum is inf. */
+    if (!b->w.seen[l] || above == HUGE_VAL)
+        b->w.factor[l] = K(0.0);
+    else
+        b->w.factor[l] = (R)((double)b->w.factor[l] / (1.0 + exp(above)));
     *lse = (R)(above > 0.0 ? sink + log1p(exp(-above))
                            : before + log1p(exp(above)));
 }

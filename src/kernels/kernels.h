@@ -19,10 +19,15 @@
 /* How the numbers of K and V are stored: as R, or (R = float) in 16 bits. */
 enum { ATTN__STORED_SAME, ATTN__STORED_F16, ATTN__STORED_BF16, ATTN__STORAGES };
 
-/* Arrays of row addresses go on so far beyond the rows, with what is read next:
- * it is asked for. Rows of 128 bytes and more are asked for 4 KiB ahead, which
- * is far enough (see kernels_rows_tmpl.h). */
-#define ATTN__AHEAD_ROWS 32
+/*
+ * Rows of K and V are read as so many runs in turn: row i of run a, of n rows,
+ * is row a (n / ATTN__RUNS) + i. An array of their addresses goes on beyond
+ * them with what is read after them, which is asked for: its entry i is row
+ * i / ATTN__RUNS of run i % ATTN__RUNS. For each run there are 16, as rows of
+ * 256 bytes and more are asked for 4 KiB ahead (see kernels_rows_tmpl.h).
+ */
+#define ATTN__RUNS 4
+#define ATTN__AHEAD_ROWS (16 * ATTN__RUNS)
 
 /* The most lanes of a tile, and 64-bit words that hold a bit for each. */
 #define ATTN__MAX_LANES 256

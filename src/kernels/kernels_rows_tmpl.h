@@ -35,57 +35,98 @@ TARGET static void M(widen)(const void *src, R *dst, int64_t n)
  * Reading. These loops are bound by memory, and their arithmetic keeps the
  * processor from seeing far ahead by itself; its prefetchers end at each page
  * of 4 KiB. So the keys are read as STREAMS runs in turn, a row of each, and
- * each run asks for what comes 4 KiB later: on Zen 4, width 128, 8192 keys, 32
- * heads of their own 23.5 GB/s, 32 over 8 19.7, where one run that asks gives
- * 19.5 and 15.6, one that does not 11, and a plain loop over the memory 19.
+ * each run asks for what comes AHEAD_BYTES later: on Zen 4, width 128, 8192
+ * keys, 32 heads of their own 21.5 GB/s, 32 over 8 24, where one run that asks
+ * gave 19.5 and 15.6, one that does not 11, and a plain loop over the memory
+ * 19. One query is the quicker of them and wants less far ahead (4 KiB: 7 %
+ * more time; 2 KiB for four: 4 % more). At its end a run asks for its part of
+ * what is read next: 0.5 and 3 % less time than asking for what lies behind it,
+ * which has mostly been read.
  */
+#define AHEAD_BYTES(n) ((n) == 1 ? 2048 : 4096)
+
 typedef struct M(runs) {
     const void *const *rows;
-    int64_t length;   /* keys of a run, a multiple of STRIP */
-    int64_t distance; /* of the row to be asked for, in rows */
+    const void *const *ahead; /* what is read next */
+    int64_t length;           /* keys of a run, a multiple of STRIP */
+    int64_t distance;         /* of the row to be asked for, as length */
 } M(runs);
 
 TARGET static inline M(runs)
-    M(cut_runs)(const void *const *rows, int64_t keys, int64_t width)
+    M(cut_runs)(const void *const *rows, int64_t keys, int64_t width, int64_t n)
 {
-    int64_t ahead = AHEAD_BYTES / (width * (int64_t)sizeof(S) + 1);
+    const int64_t most = ATTN__AHEAD_ROWS / ATTN__RUNS;
+    int64_t distance = AHEAD_BYTES(n) / (width * (int64_t)sizeof(S) + 1) + 1;
     M(runs)
-    r = {rows, keys / STREAMS / STRIP * STRIP,
-         ahead < 4                  ? 4
-         : ahead > ATTN__AHEAD_ROWS ? ATTN__AHEAD_ROWS
-                                    : ahead};
+    r = {rows, rows + keys, keys / STREAMS / STRIP * STRIP, most};
+
+    if (distance < most)
+        r.distance = (distance + STRIP - 1) / STRIP * STRIP;
     return r;
 }
 
-/* Number of key a of the strip that begins at j of each run. */
-TARGET static inline int64_t M(key_of)(const M(runs) * r, int64_t j, int a)
+/* STRIP keys of each run: the number of the first, their rows, and the rows to
+ * be asked for meanwhile, `step` addresses apart. */
+typedef struct M(strip) {
+    int64_t key[STREAMS];
+    const void *const *row[STREAMS];
+    const void *const *next[STREAMS];
+    int64_t step;
+} M(strip);
+
+/* The strip that begins at j of each run. */
+TARGET ALWAYS_INLINE M(strip) M(take_strip)(const M(runs) * r, int64_t j)
 {
-    return a % STREAMS * r->length + j + a / STREAMS;
+    int64_t beyond = j + r->distance - r->length;
+    M(strip) strip;
+
+    strip.step = beyond < 0 ? 1 : ATTN__RUNS;
+    UNROLL
+    for (int a = 0; a < STREAMS; a++) {
+        strip.key[a] = a * r->length + j;
+        strip.row[a] = r->rows + strip.key[a];
+        strip.next[a] = beyond < 0 ? strip.row[a] + r->distance
+                                   : r->ahead + beyond * ATTN__RUNS + a;
+    }
+    return strip;
 }
 
-/* `width` numbers from e on of the row to be asked for at key j. */
-TARGET static inline void M(ask)(const M(runs) * r, int64_t j, int64_t e,
-                                 int64_t width)
+/* Key a of a strip: its number and row, and the row to be asked for. */
+TARGET ALWAYS_INLINE int64_t M(key_of)(const M(strip) * s, int a)
 {
-    const S *row = (const S *)r->rows[j + r->distance] + e;
+    return s->key[a % STREAMS] + a / STREAMS;
+}
 
+TARGET ALWAYS_INLINE const S *M(row_of)(const M(strip) * s, int a)
+{
+    return s->row[a % STREAMS][a / STREAMS];
+}
+
+TARGET ALWAYS_INLINE const S *M(next_of)(const M(strip) * s, int a)
+{
+    return s->next[a % STREAMS][a / STREAMS * s->step];
+}
+
+TARGET static inline void M(ask)(const S *row, int64_t width)
+{
     for (int64_t d = 0; d < width; d += 64 / (int64_t)sizeof(S))
         READ_AHEAD(row + d);
 }
 
-/* `keys` (1 or 2) rows with n (1 to 4) queries, both constants: part[i][..], to
- * be summed across the vector. Two keys share the loads of q. */
+/* `keys` (1 to 4) rows with n (1 to 4) queries, both constants: part[i][..], to
+ * be summed across the vector, as the first of them is `at` of a strip: there
+ * the keys of a run are together. Keys share the loads of q. */
 TARGET ALWAYS_INLINE void M(dots_few)(const R *q, int64_t ldq, const int n,
-                                      const S *const row[2], const int keys,
+                                      const S *const row[4], const int keys,
                                       int64_t width,
                                       V (*part)[VECTOR_BYTES / sizeof(R)],
                                       int at)
 {
-    V sum[4][2] = {{{0}}};
+    V sum[4][4] = {{{0}}};
     int64_t d = 0;
 
     for (; d + VL <= width; d += VL) {
-        V x[2];
+        V x[4];
         UNROLL
         for (int a = 0; a < keys; a++)
             x[a] = FROM(row[a] + d);
@@ -108,34 +149,41 @@ TARGET ALWAYS_INLINE void M(dots_few)(const R *q, int64_t ldq, const int n,
     }
     UNROLL
     for (int i = 0; i < n; i++) {
+        if (keys == 4) {
+            V even = N(sum_pair)(sum[i][0], sum[i][2]);
+            V odd = N(sum_pair)(sum[i][1], sum[i][3]);
+            part[i][at / STREAMS] = N(sum_pair)(even, odd);
+            continue;
+        }
         UNROLL
         for (int a = 0; a < keys; a++)
-            part[i][at + a] = sum[i][a];
+            part[i][(at + a) % STREAMS * STRIP + (at + a) / STREAMS] =
+                sum[i][a];
     }
 }
 
-/* A strip of each run with n (1 to 4) queries. */
-TARGET ALWAYS_INLINE void M(dots_strips)(const R *q, int64_t ldq, const int n,
-                                         const M(runs) * k, int64_t j,
-                                         int64_t width, R *s, int64_t lds)
+/* A strip with n (1 to 4) queries. */
+TARGET ALWAYS_INLINE void M(dots_strip)(const R *q, int64_t ldq, const int n,
+                                        const M(strip) * k, int64_t width, R *s,
+                                        int64_t lds)
 {
-    const int together = n > 1 && STRIP > 1 ? 2 : 1;
+    const int together = n == 1 ? 1 : WIDE ? 4 : 2;
     V part[4][VECTOR_BYTES / sizeof(R)];
 
     for (int a = 0; a < VL; a += together) {
-        const int64_t key = M(key_of)(k, j, a);
-        const int64_t other = M(key_of)(k, j, a + together - 1);
-        const S *row[2] = {k->rows[key], k->rows[other]};
-        M(ask)(k, key, 0, width);
-        if (together == 2)
-            M(ask)(k, other, 0, width);
+        const S *row[4];
+        UNROLL
+        for (int b = 0; b < together; b++) {
+            row[b] = M(row_of)(k, a + b);
+            M(ask)(M(next_of)(k, a + b), width);
+        }
         M(dots_few)(q, ldq, n, row, together, width, part, a);
     }
     for (int i = 0; i < n; i++) {
         R all[VECTOR_BYTES / sizeof(R)];
-        STORE(all, N(sums)(part[i]));
-        for (int a = 0; a < VL; a++)
-            s[i * lds + M(key_of)(k, j, a)] = all[a];
+        STORE(all, N(sums)(part[i], together == 4 ? VL / 4 : VL));
+        for (int a = 0; a < STREAMS; a++)
+            memcpy(s + i * lds + k->key[a], all + a * STRIP, STRIP * sizeof(R));
     }
 }
 
@@ -143,43 +191,45 @@ TARGET static void M(dots)(const R *q, int64_t ldq, int64_t n,
                            const void *const *rows, int64_t keys, int64_t width,
                            R *s, int64_t lds)
 {
-    const M(runs) r = M(cut_runs)(rows, keys, width);
+    const M(runs) r = M(cut_runs)(rows, keys, width, n);
 
-    /* The second four queries find the keys in the first-level cache. */
-    for (int64_t j = 0; j < r.length; j += STRIP)
+    for (int64_t j = 0; j < r.length; j += STRIP) {
+        const M(strip) k = M(take_strip)(&r, j);
+        /* The second four queries find the keys in the first-level cache. */
         for (int64_t i = 0; i < n; i += 4) {
             const R *from = q + i * ldq;
             R *to = s + i * lds;
             switch (n - i) {
             case 1:
-                M(dots_strips)(from, ldq, 1, &r, j, width, to, lds);
+                M(dots_strip)(from, ldq, 1, &k, width, to, lds);
                 break;
             case 2:
-                M(dots_strips)(from, ldq, 2, &r, j, width, to, lds);
+                M(dots_strip)(from, ldq, 2, &k, width, to, lds);
                 break;
             case 3:
-                M(dots_strips)(from, ldq, 3, &r, j, width, to, lds);
+                M(dots_strip)(from, ldq, 3, &k, width, to, lds);
                 break;
             default:
-                M(dots_strips)(from, ldq, 4, &r, j, width, to, lds);
+                M(dots_strip)(from, ldq, 4, &k, width, to, lds);
             }
         }
+    }
     /* What does not fill a strip of each run. */
     for (int64_t j = STREAMS * r.length; j < keys; j++)
         for (int64_t i = 0; i < n; i++) {
-            const S *row[2] = {rows[j], NULL};
+            const S *row[4] = {rows[j]};
             V part[4][VECTOR_BYTES / sizeof(R)] = {{{0}}};
             M(dots_few)(q + i * ldq, ldq, 1, row, 1, width, part, 0);
-            s[i * lds + j] = N(sums)(part[0])[0];
+            s[i * lds + j] = N(sums)(part[0], VL)[0];
         }
 }
 
-/* Columns [e, e + columns VL) of n (1 to 4) rows of o, a strip of each run; n
- * and columns are constants. */
+/* Columns [e, e + columns VL) of n (1 to 4) rows of o, a strip; n and columns
+ * are constants. */
 TARGET ALWAYS_INLINE void M(add_columns)(R *o, int64_t ldo, const int n,
                                          const int columns, const R *p,
-                                         int64_t ldp, const M(runs) * v,
-                                         int64_t j, int64_t e)
+                                         int64_t ldp, const M(strip) * v,
+                                         int64_t e)
 {
     V sum[4][8];
 
@@ -190,16 +240,15 @@ TARGET ALWAYS_INLINE void M(add_columns)(R *o, int64_t ldo, const int n,
             sum[i][c] = LOAD(o + i * ldo + e + c * VL);
     }
     for (int a = 0; a < VL; a++) {
-        const int64_t key = M(key_of)(v, j, a);
-        const S *row = (const S *)v->rows[key] + e;
+        const S *row = M(row_of)(v, a) + e;
         V x[8];
-        M(ask)(v, key, e, columns * VL);
+        M(ask)(M(next_of)(v, a) + e, columns * VL);
         UNROLL
         for (int c = 0; c < columns; c++)
             x[c] = FROM(row + c * VL);
         UNROLL
         for (int i = 0; i < n; i++) {
-            V y = SPLAT(p[i * ldp + key]);
+            V y = SPLAT(p[i * ldp + M(key_of)(v, a)]);
             UNROLL
             for (int c = 0; c < columns; c++)
                 sum[i][c] = V_FMA(x[c], y, sum[i][c]);
@@ -213,46 +262,50 @@ TARGET ALWAYS_INLINE void M(add_columns)(R *o, int64_t ldo, const int n,
     }
 }
 
-/* n (1 to 4) rows of o, a strip of each run. */
-TARGET ALWAYS_INLINE void M(add_strips)(R *o, int64_t ldo, const int n,
-                                        const R *p, int64_t ldp,
-                                        const M(runs) * v, int64_t j,
-                                        int64_t width)
+/* n (1 to 4) rows of o, a strip. */
+TARGET ALWAYS_INLINE void M(add_strip)(R *o, int64_t ldo, const int n,
+                                       const R *p, int64_t ldp,
+                                       const M(strip) * v, int64_t width)
 {
     int64_t e = 0;
 
-    /* 16 sums are enough to hide latency and leave registers for the rest. */
-    for (; n <= 2 && e + 8 * VL <= width; e += 8 * VL)
-        M(add_columns)(o, ldo, n, 8, p, ldp, v, j, e);
+    for (; n <= (WIDE ? 2 : 1) && e + 8 * VL <= width; e += 8 * VL)
+        M(add_columns)(o, ldo, n, 8, p, ldp, v, e);
     for (; e + 4 * VL <= width; e += 4 * VL)
-        M(add_columns)(o, ldo, n, 4, p, ldp, v, j, e);
+        M(add_columns)(o, ldo, n, 4, p, ldp, v, e);
     for (; e + VL <= width; e += VL)
-        M(add_columns)(o, ldo, n, 1, p, ldp, v, j, e);
-    for (int a = 0; e < width && a < VL; a++) {
-        const int64_t key = M(key_of)(v, j, a);
-        const S *row = v->rows[key];
+        M(add_columns)(o, ldo, n, 1, p, ldp, v, e);
+    for (int a = 0; e < width && a < VL; a++)
         for (int i = 0; i < n; i++)
             for (int64_t f = e; f < width; f++)
-                o[i * ldo + f] += p[i * ldp + key] * FROM_ONE(row[f]);
-    }
+                o[i * ldo + f] +=
+                    p[i * ldp + M(key_of)(v, a)] * FROM_ONE(M(row_of)(v, a)[f]);
 }
 
 TARGET static void M(add_rows_of)(R *o, int64_t ldo, int64_t n, const R *p,
                                   int64_t ldp, const void *const *rows,
                                   int64_t keys, int64_t width)
 {
-    const M(runs) r = M(cut_runs)(rows, keys, width);
+    const M(runs) r = M(cut_runs)(rows, keys, width, n);
+    /* Four rows of o take half of the arithmetic's loads, but read rows by
+     * halves, which the memory notices where it is the limit. */
+    const bool by_four = WIDE && (n > 4 || sizeof(S) < sizeof(R));
     int64_t whole = width / VL * VL;
 
-    for (int64_t j = 0; j < r.length; j += STRIP)
-        for (int64_t i = 0; i < n; i += 2) {
+    for (int64_t j = 0; j < r.length; j += STRIP) {
+        const M(strip) v = M(take_strip)(&r, j);
+        for (int64_t i = 0, few; i < n; i += few) {
             R *to = o + i * ldo;
             const R *w = p + i * ldp;
-            if (n - i == 1)
-                M(add_strips)(to, ldo, 1, w, ldp, &r, j, width);
+            few = by_four && n - i >= 4 ? 4 : n - i >= 2 ? 2 : 1;
+            if (WIDE && few == 4)
+                M(add_strip)(to, ldo, 4, w, ldp, &v, width);
+            else if (few == 2)
+                M(add_strip)(to, ldo, 2, w, ldp, &v, width);
             else
-                M(add_strips)(to, ldo, 2, w, ldp, &r, j, width);
+                M(add_strip)(to, ldo, 1, w, ldp, &v, width);
         }
+    }
     for (int64_t j = STREAMS * r.length; j < keys; j++)
         for (int64_t i = 0; i < n; i++) {
             const S *row = rows[j];
@@ -268,6 +321,7 @@ TARGET static void M(add_rows_of)(R *o, int64_t ldo, int64_t n, const R *p,
 #undef PASTE2
 #undef NAME2
 #undef M
+#undef AHEAD_BYTES
 #undef STORED
 #undef S
 #undef FROM

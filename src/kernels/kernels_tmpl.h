@@ -5,7 +5,8 @@
  *   VECTOR_BYTES   of a vector           ZIP_LO ZIP_HI IOTA   index lists
  *   V_MAX V_FMA    on vectors
  *   V_BITS V_KEEP  a bit per lane from a condition; -inf where a bit is 0
- *   V_FROM_F16     a vector of float16 at any even address; float only
+ *   V_FROM_F16 V_FROM_BF16   a vector of 16-bit numbers at any even address;
+ *                  bound for float only
  *   BYTE_STEP NONZERO_BYTES   a bit per byte, so many at a time
  * and this file forgets SUFFIX, ZIP_*, IOTA and V_* at its end.
  */
@@ -25,9 +26,8 @@ typedef V N(unaligned) __attribute__((aligned(sizeof(R)), may_alias));
 
 #define LOAD(p) (*(const N(unaligned) *)(p))
 #define STORE(p, v) (*(N(unaligned) *)(p) = (v))
-/* Subtracting from 0 would turn -0 into 0; adding to +0 does not matter here.
- */
-#define SPLAT(x) ((V){0} + (x))
+/* Less 0, as that is no operation: more would turn -0 into 0. */
+#define SPLAT(x) ((x) - (V){0})
 /* Into the second-level cache. */
 #define READ_AHEAD(p) __builtin_prefetch(p, 0, 2)
 /* condition ? a : b, lane by lane; conditions are all-ones or all-zeros. */
@@ -566,28 +566,36 @@ TARGET static R N(row_weights)(R *s, int64_t keys, R *m, R *l, R unit)
 }
 
 /* The loops over rows of K and V, for each way their numbers are stored. */
+/* The sums of two vectors half as long, their parts in turn: a round. */
+TARGET static inline V N(sum_pair)(V a, V b)
+{
+    return SHUFFLE(a, b, ZIP_LO) + SHUFFLE(a, b, ZIP_HI);
+}
+
 /*
  * The sums of VL vectors as one vector, in their order. A round adds the halves
  * of two vectors and interleaves them; the vectors of a pair stand half of what
- * is left apart, so the last round puts neighbours side by side.
+ * is left apart, so the last round puts neighbours side by side. left: how many
+ * vectors the rounds so far have left.
  */
-TARGET static inline V N(sums)(V r[])
+TARGET ALWAYS_INLINE V N(sums)(V r[], const int left)
 {
     UNROLL
-    for (int half = VL / 2; half > 0; half /= 2) {
+    for (int half = left / 2; half > 0; half /= 2) {
         UNROLL
         for (int i = 0; i < half; i++)
-            r[i] = SHUFFLE(r[i], r[i + half], ZIP_LO) +
-                   SHUFFLE(r[i], r[i + half], ZIP_HI);
+            r[i] = N(sum_pair)(r[i], r[i + half]);
     }
     return r[0];
 }
 
 /* See "Reading" in kernels_rows_tmpl.h. */
-#define STREAMS (VL >= 4 ? 4 : VL)
+#define STREAMS (VL >= ATTN__RUNS ? ATTN__RUNS : VL)
 /* Keys of a run taken together: those of all runs fill a vector. */
 #define STRIP (VL / STREAMS)
-#define AHEAD_BYTES 4096
+/* 32 registers: 16 sums at a time, enough to hide latency, leave some for what
+ * they are made of. With 16 registers 8 sums do. */
+#define WIDE (VECTOR_BYTES == 64)
 
 #define STORED same
 #define S R
@@ -597,15 +605,6 @@ TARGET static inline V N(sums)(V r[])
 
 /* 16 bits, for the type that has them. */
 #if defined(V_FROM_F16)
-typedef uint16_t N(halves)
-    __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
-
-/* 16 bits to the upper half of 32. */
-TARGET static inline V N(from_bf16)(const uint16_t *p)
-{
-    return (V)(__builtin_convertvector(*(const N(halves) *)p, VI) << 16);
-}
-
 #define STORED f16
 #define S uint16_t
 #define FROM(p) V_FROM_F16(p)
@@ -614,7 +613,7 @@ TARGET static inline V N(from_bf16)(const uint16_t *p)
 
 #define STORED bf16
 #define S uint16_t
-#define FROM(p) N(from_bf16)(p)
+#define FROM(p) V_FROM_BF16(p)
 #define FROM_ONE(x) from_bf16(x)
 #include "kernels_rows_tmpl.h"
 
@@ -667,7 +666,7 @@ static const TABLE(SUFFIX) N(kernels) = {N(pack),
 
 #undef EACH_STORED
 #undef STREAMS
-#undef AHEAD_BYTES
+#undef WIDE
 #undef STRIP
 #undef READ_AHEAD
 #undef SUFFIX
@@ -679,3 +678,4 @@ static const TABLE(SUFFIX) N(kernels) = {N(pack),
 #undef V_BITS
 #undef V_FMA
 #undef V_FROM_F16
+#undef V_FROM_BF16
