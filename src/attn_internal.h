@@ -54,6 +54,9 @@ static inline size_t attn__dtype_bytes(attn_dtype dtype)
         return sizeof(double);
     case ATTN_U8:
         return 1;
+    case ATTN_F16:
+    case ATTN_BF16:
+        return 2;
     default:
         return 0;
     }

@@ -137,24 +137,30 @@ static attn_status check_sizes(const char *call, const char *name,
     return ATTN_OK;
 }
 
+const char *attn__dtype_name(attn_dtype dtype)
+{
+    static const char *const names[] = {"", "F32", "F64", "U8", "F16", "BF16"};
+
+    return attn__dtype_bytes(dtype) > 0 ? names[dtype] : "unknown";
+}
+
 static attn_status check_dtype(const char *call, const char *name,
                                const attn_tensor *t, attn_dtype dtype)
 {
-    static const char *const names[] = {"", "F32", "F64", "U8"};
-
-    if (t->dtype != ATTN_F32 && t->dtype != ATTN_F64 && t->dtype != ATTN_U8)
+    if (attn__dtype_bytes(t->dtype) == 0)
         return attn__fail(ATTN_ERR_TYPE,
                           "%s: %s has dtype %" PRId32
-                          ", which is no ATTN_F32, ATTN_F64 or ATTN_U8",
+                          ", which is no ATTN_F32, ATTN_F64, ATTN_U8, ATTN_F16 "
+                          "or ATTN_BF16",
                           call, name, t->dtype);
-    if (dtype == 0 && t->dtype == ATTN_U8)
+    if (dtype == 0 && t->dtype != ATTN_F32 && t->dtype != ATTN_F64)
         return attn__fail(ATTN_ERR_TYPE,
-                          "%s: %s has dtype U8; it must be F32 or F64", call,
-                          name);
+                          "%s: %s has dtype %s; it must be F32 or F64", call,
+                          name, attn__dtype_name(t->dtype));
     if (dtype != 0 && t->dtype != dtype)
         return attn__fail(ATTN_ERR_TYPE,
                           "%s: %s has dtype %s; it must be %s here", call, name,
-                          names[t->dtype], names[dtype]);
+                          attn__dtype_name(t->dtype), attn__dtype_name(dtype));
     return ATTN_OK;
 }
 

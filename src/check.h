@@ -37,6 +37,9 @@ attn_status attn__read_params(const char *call, const char *name, void *copy,
                               size_t copy_bytes, const void *params,
                               size_t first_bytes);
 
+/* "F32" and so on. */
+const char *attn__dtype_name(attn_dtype dtype);
+
 /* Product of the sizes, which attn__check_tensor found representable. */
 static inline int64_t attn__count(const attn_tensor *t)
 {
