@@ -7,6 +7,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__GNUC__) && defined(__x86_64__)
+#include <cpuid.h>
+
+/* Conversion of float16, which older compilers' builtin does not know. Whether
+ * the operating system keeps its registers is AVX's question. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c = 0, d;
+
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+#endif
+
 static int detect(void)
 {
 #if defined(__GNUC__) && defined(__x86_64__)
@@ -17,7 +30,8 @@ static int detect(void)
         __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl"))
         return ATTN__LEVEL_AVX512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        has_f16c())
         return ATTN__LEVEL_AVX2;
 #endif
     return ATTN__LEVEL_GENERIC;

@@ -48,6 +48,41 @@
 #define GENERIC_KEEP(v, bits) \
     SELECT((((VI){0} + (I)(bits)) & (VI){IOTA}) != (VI){0}, v, SPLAT(R_NEG_INF))
 
+/* The same in float of a number stored in 16 bits; float16 as sign, 5 bits of
+ * exponent and 10 of fraction. None of it depends on the rounding mode or on
+ * what the processor does with subnormal numbers. */
+static inline float from_bits(uint32_t bits)
+{
+    float x;
+
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline float from_bf16(uint16_t x)
+{
+    return from_bits((uint32_t)x << 16);
+}
+
+#define F16_INF 0x7c00
+#define F16_NORMAL 0x0400 /* the least one */
+/* What the biases of the exponents differ by, and those of their last values,
+ * in place. */
+#define F16_REBIAS ((127 - 15) << 23)
+#define F16_REBIAS_INF ((255 - 31 - (127 - 15)) << 23)
+
+static inline float from_f16(uint16_t x)
+{
+    uint32_t magnitude = x & 0x7fff, sign = (uint32_t)(x & 0x8000) << 16;
+
+    if (magnitude < F16_NORMAL) {
+        float small = (float)magnitude * 0x1p-24f;
+        return sign ? -small : small;
+    }
+    return from_bits(sign | ((magnitude << 13) + F16_REBIAS +
+                             (magnitude >= F16_INF ? F16_REBIAS_INF : 0)));
+}
+
 /* clang-format off */
 /*
  * 2^f for |f| <= 1/2 is 1 + f q(f), q of degree 5 (float) or 10 (double): the
@@ -100,6 +135,28 @@
 #define LEVEL generic
 #define TARGET
 #define VECTOR_BYTES 16
+
+typedef float generic_floats __attribute__((vector_size(16)));
+typedef int32_t generic_words __attribute__((vector_size(16)));
+typedef uint16_t generic_halves
+    __attribute__((vector_size(8), aligned(2), may_alias));
+
+/* from_f16 of four. */
+static inline generic_floats generic_from_f16(const uint16_t *p)
+{
+    generic_words x =
+        __builtin_convertvector(*(const generic_halves *)p, generic_words);
+    generic_words magnitude = x & 0x7fff, sign = (x & 0x8000) << 16;
+    generic_words large = (magnitude << 13) + F16_REBIAS +
+                          ((magnitude >= F16_INF) & F16_REBIAS_INF);
+    generic_floats small =
+        __builtin_convertvector(magnitude, generic_floats) * 0x1p-24f;
+    generic_words is_small = magnitude < F16_NORMAL;
+
+    return (generic_floats)(sign | ((generic_words)small & is_small) |
+                            (large & ~is_small));
+}
+
 #if defined(__SSE2__)
 #define BYTE_STEP 16
 #define NONZERO_BYTES(p)                                         \
@@ -120,6 +177,7 @@
 #define V_BITS(c) GENERIC_BITS(c)
 #define V_KEEP(v, bits) GENERIC_KEEP(v, bits)
 #define V_FMA(a, b, c) ((a) * (b) + (c))
+#define V_FROM_F16(p) generic_from_f16(p)
 #include "kernels/kernels_tmpl.h"
 
 #include "real_f64.h"
@@ -142,7 +200,7 @@
 #if defined(__x86_64__)
 /* ---------------------------------------------------------------- AVX2 -- */
 #define LEVEL avx2
-#define TARGET __attribute__((target("avx2,fma")))
+#define TARGET __attribute__((target("avx2,fma,f16c")))
 #define VECTOR_BYTES 32
 #define BYTE_STEP 32
 #define NONZERO_BYTES(p)                                          \
@@ -159,6 +217,7 @@
 #define V_MAX(a, b) ((V)_mm256_max_ps((__m256)(a), (__m256)(b)))
 #define V_FMA(a, b, c) \
     ((V)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
+#define V_FROM_F16(p) ((V)_mm256_cvtph_ps(_mm_loadu_si128((const void *)(p))))
 #include "kernels/kernels_tmpl.h"
 
 #include "real_f64.h"
@@ -200,6 +259,8 @@
 #define V_MAX(a, b) ((V)_mm512_max_ps((__m512)(a), (__m512)(b)))
 #define V_FMA(a, b, c) \
     ((V)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
+#define V_FROM_F16(p) \
+    ((V)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)(p))))
 #include "kernels/kernels_tmpl.h"
 
 #include "real_f64.h"

@@ -17,9 +17,7 @@
 
 /* --------------------------------------------------------------- Ranges -- */
 
-/* a + b, at the end of the range where it would overflow: positions may be
- * anything, and beyond the keys all are alike. */
-static int64_t clamped_sum(int64_t a, int64_t b)
+int64_t attn__clamped_sum(int64_t a, int64_t b)
 {
     int64_t sum;
 
@@ -31,7 +29,7 @@ static int64_t clamped_sum(int64_t a, int64_t b)
 static int64_t floor_to(int64_t x, int64_t step)
 {
     int64_t rest = x % step;
-    return clamped_sum(x, rest < 0 ? -(rest + step) : -rest);
+    return attn__clamped_sum(x, rest < 0 ? -(rest + step) : -rest);
 }
 
 /* p - left. In this order: offset and left may both be huge, and p beyond the
@@ -40,22 +38,24 @@ static int64_t floor_to(int64_t x, int64_t step)
 static int64_t left_end(const attn__visibility *v, const attn__sequence *s,
                         int64_t i)
 {
-    return clamped_sum(clamped_sum(s->offset, -v->left), i);
+    return attn__clamped_sum(attn__clamped_sum(s->offset, -v->left), i);
 }
 
 static attn__range query_range(const attn__visibility *v,
                                const attn__sequence *s, int64_t i)
 {
-    int64_t p = clamped_sum(s->offset, i);
-    int64_t begin = 0, end = s->kv_len; /* all but the window */
+    int64_t p = attn__clamped_sum(s->offset, i);
+    int64_t begin = s->kv_begin, end = s->kv_len; /* all but the window */
     attn__range r;
 
     if (v->causal)
-        end = MIN(end, MAX(clamped_sum(p, 1), s->prefix));
+        end = MIN(end, MAX(attn__clamped_sum(p, 1), s->prefix));
     if (v->chunk > 0) {
-        int64_t first = floor_to(p, v->chunk);
+        /* Chunks count from position 0. */
+        int64_t first = floor_to(attn__clamped_sum(p, s->origin), v->chunk);
+        first = attn__clamped_sum(first, -s->origin);
         begin = MAX(begin, first);
-        end = MIN(end, clamped_sum(first, v->chunk));
+        end = MIN(end, attn__clamped_sum(first, v->chunk));
     }
     r.low = begin;
     r.high = end;
@@ -65,9 +65,11 @@ static attn__range query_range(const attn__visibility *v,
         if (v->left >= 0)
             r.low = MAX(r.low, left_end(v, s, i));
         if (v->right >= 0)
-            r.high = MIN(r.high, clamped_sum(clamped_sum(p, v->right), 1));
+            r.high = MIN(r.high,
+                         attn__clamped_sum(attn__clamped_sum(p, v->right), 1));
         r.keep_low = begin;
-        r.keep_high = MAX(MIN(end, v->keep_first), begin);
+        r.keep_high = MIN(end, attn__clamped_sum(v->keep_first, -s->origin));
+        r.keep_high = MAX(r.keep_high, begin);
     }
     r.low = MIN(r.low, s->kv_len);
     r.high = MAX(r.high, r.low);
@@ -79,18 +81,10 @@ static bool has_rules(const attn__visibility *v)
     return v->causal || v->window || v->chunk > 0;
 }
 
-void attn__lanes_ranges(attn__lanes *lanes, const attn__visibility *v,
-                        const attn__sequence *s)
+/* Fills the ranges of the lanes, and their hulls. */
+static void hull_of_ranges(attn__lanes *lanes, const attn__visibility *v,
+                           const attn__sequence *s)
 {
-    lanes->bounded = has_rules(v);
-    lanes->low = 0;
-    lanes->high = s->kv_len;
-    lanes->all_low = 0;
-    lanes->all_high = s->kv_len;
-    lanes->keep_low = 0;
-    lanes->keep_high = 0;
-    if (!lanes->bounded)
-        return;
     lanes->low = s->kv_len;
     lanes->high = 0;
     lanes->keep_low = s->kv_len;
@@ -112,6 +106,100 @@ void attn__lanes_ranges(attn__lanes *lanes, const attn__visibility *v,
             lanes->keep_high = MAX(lanes->keep_high, r->keep_high);
         }
     }
+}
+
+/* Narrows [low, high) to the first and last key of a segment between those of
+ * the lanes. Segments mostly stand in order; if not, keys in between stay. */
+static void narrow_to_segments(const attn__lanes *lanes,
+                               const attn__sequence *s, int64_t *low,
+                               int64_t *high)
+{
+    int32_t first = INT32_MAX, last = INT32_MIN;
+    const int32_t *of = s->kv_segments;
+
+    for (int64_t l = 0; l < lanes->n; l++) {
+        int32_t segment = s->q_segments[lanes->i[l]];
+        first = MIN(first, segment);
+        last = MAX(last, segment);
+    }
+    while (*low < *high && (of[*low] < first || of[*low] > last))
+        ++*low;
+    while (*low < *high && (of[*high - 1] < first || of[*high - 1] > last))
+        --*high;
+}
+
+/* The row of the map for a lane. */
+static const unsigned char *map_row(const attn__block_map *m,
+                                    const attn__sequence *s,
+                                    const attn__lanes *lanes, int64_t lane)
+{
+    return m->data + s->b * m->stride[0] + lanes->head[lane] * m->stride[1] +
+           lanes->i[lane] / m->block_q * m->stride[2];
+}
+
+/* Narrows [low, high) to the first and last block that some lane sees. */
+static void narrow_to_blocks(const attn__lanes *lanes, const attn__block_map *m,
+                             const attn__sequence *s, int64_t *low,
+                             int64_t *high)
+{
+    int64_t begin = *low / m->block_k, end, first, last;
+    const unsigned char *before = NULL;
+
+    if (*low >= *high)
+        return;
+    end = (*high - 1) / m->block_k + 1;
+    first = end;
+    last = begin;
+    for (int64_t l = 0; l < lanes->n; l++) {
+        const unsigned char *row = map_row(m, s, lanes, l);
+        int64_t a = begin, z = end;
+        if (row == before)
+            continue;
+        before = row;
+        while (a < first && !row[a * m->stride[3]])
+            a++;
+        while (z > last && !row[(z - 1) * m->stride[3]])
+            z--;
+        first = MIN(first, a);
+        last = MAX(last, z);
+    }
+    if (first >= last) {
+        *high = *low;
+        return;
+    }
+    *low = MAX(*low, first * m->block_k);
+    /* The last block may end beyond the keys. */
+    if (last < end)
+        *high = last * m->block_k;
+}
+
+static void narrow_hull(attn__lanes *lanes, const attn__visibility *v,
+                        const attn__sequence *s)
+{
+    if (v->segments) {
+        narrow_to_segments(lanes, s, &lanes->low, &lanes->high);
+        narrow_to_segments(lanes, s, &lanes->keep_low, &lanes->keep_high);
+    }
+    if (v->blocks.block_k > 0) {
+        narrow_to_blocks(lanes, &v->blocks, s, &lanes->low, &lanes->high);
+        narrow_to_blocks(lanes, &v->blocks, s, &lanes->keep_low,
+                         &lanes->keep_high);
+    }
+}
+
+void attn__lanes_ranges(attn__lanes *lanes, const attn__visibility *v,
+                        const attn__sequence *s)
+{
+    lanes->bounded = has_rules(v);
+    lanes->low = s->kv_begin;
+    lanes->high = s->kv_len;
+    lanes->all_low = s->kv_begin;
+    lanes->all_high = s->kv_len;
+    lanes->keep_low = 0;
+    lanes->keep_high = 0;
+    if (lanes->bounded)
+        hull_of_ranges(lanes, v, s);
+    narrow_hull(lanes, v, s);
 }
 
 /* ----------------------------------------------------------------- Bits -- */
@@ -224,6 +312,54 @@ static void and_mask(attn__tile_bits *bits, const attn__mask_view *m,
                                              MIN(keys - 64 * w, 64), dtype);
 }
 
+/* ANDs into the bits of every lane which keys are of its segment. Lanes side
+ * by side mostly share it. */
+static void and_segments(attn__tile_bits *bits, const attn__sequence *s,
+                         const attn__lanes *lanes, int64_t key, int64_t keys)
+{
+    uint64_t words[ATTN__KEY_WORDS] = {0};
+    const int32_t *of = s->kv_segments + key;
+
+    for (int64_t l = 0; l < lanes->n; l++) {
+        int32_t segment = s->q_segments[lanes->i[l]];
+        bool is_new = l == 0 || segment != s->q_segments[lanes->i[l - 1]];
+        for (int64_t w = 0; 64 * w < keys; w++) {
+            if (is_new) {
+                int64_t n = MIN(keys - 64 * w, 64);
+                words[w] = 0;
+                for (int64_t j = 0; j < n; j++)
+                    words[w] |= (uint64_t)(of[64 * w + j] == segment) << j;
+            }
+            bits->by_lane[l][w] &= words[w];
+        }
+    }
+}
+
+static void and_blocks(attn__tile_bits *bits, const attn__block_map *m,
+                       const attn__sequence *s, const attn__lanes *lanes,
+                       int64_t key, int64_t keys)
+{
+    uint64_t words[ATTN__KEY_WORDS] = {0};
+    const unsigned char *before = NULL;
+
+    for (int64_t l = 0; l < lanes->n; l++) {
+        const unsigned char *row = map_row(m, s, lanes, l);
+        for (int64_t w = 0; 64 * w < keys; w++) {
+            if (row != before) {
+                int64_t first = key + 64 * w;
+                int64_t end = MIN(first + 64, key + keys);
+                words[w] = 0;
+                for (int64_t a = first / m->block_k; a * m->block_k < end; a++)
+                    if (row[a * m->stride[3]])
+                        words[w] |= interval_bits(a * m->block_k,
+                                                  (a + 1) * m->block_k, first);
+            }
+            bits->by_lane[l][w] &= words[w];
+        }
+        before = row;
+    }
+}
+
 /* 64 x 64 bits at a time; blocks without a hidden key need no transposing. */
 static void bits_by_key(attn__tile_bits *bits, int64_t lanes, int64_t keys)
 {
@@ -299,10 +435,14 @@ attn__tile_state attn__tile_visibility(attn__tile_bits *bits,
     attn__tile_state state;
 
     ASSERT(keys > 0 && keys <= ATTN__MAX_KEYS);
-    if (inside && v->num_masks == 0)
+    if (inside && !attn__has_elements(v))
         return ATTN__TILE_FULL;
     full_bits(full, keys);
     range_bits(bits, lanes, key, num_words, full);
+    if (v->segments)
+        and_segments(bits, s, lanes, key, keys);
+    if (v->blocks.block_k > 0)
+        and_blocks(bits, &v->blocks, s, lanes, key, keys);
     for (int32_t m = 0; m < v->num_masks; m++)
         and_mask(bits, &v->masks[m], s, lanes, key, keys, dtype);
     state = state_of(bits, lanes->n, num_words, full);

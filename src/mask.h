@@ -2,7 +2,8 @@
  * Who sees what. A visibility is all rules of a call; for a block of queries
  * (lanes) it gives the range of keys worth computing, and for a tile of scores
  * one bit per key and lane. Rules without memory (causal, window, chunk,
- * prefix, lengths) are intervals and never materialised.
+ * prefix, lengths) are intervals and never materialised; segments and blocks
+ * narrow the range, and what they hide inside it are bits, as with masks.
  */
 #ifndef ATTN_MASK_H
 #define ATTN_MASK_H
@@ -15,6 +16,13 @@ typedef struct attn__mask_view {
     int32_t kind;
 } attn__mask_view;
 
+/* Blocks of block_q x block_k scores: a byte each, 0 = hidden. */
+typedef struct attn__block_map {
+    const unsigned char *data;
+    int64_t stride[4];        /* in bytes; 0 where the map is broadcast */
+    int64_t block_q, block_k; /* 0: no map */
+} attn__block_map;
+
 typedef struct attn__visibility {
     bool causal;
     bool window;
@@ -25,15 +33,26 @@ typedef struct attn__visibility {
     int32_t num_masks;
     attn__mask_view masks[ATTN_MAX_MASKS];
     int32_t num_add; /* how many of the masks are ADD */
+    bool segments;
+    attn__block_map blocks;
 } attn__visibility;
+
+/* Are there rules that hide single keys inside a range? */
+static inline bool attn__has_elements(const attn__visibility *v)
+{
+    return v->num_masks > 0 || v->segments || v->blocks.block_k > 0;
+}
 
 /* One sequence of a batch, in the terms of the rules. */
 typedef struct attn__sequence {
     int64_t b; /* its index, for masks */
     int64_t q_len;
+    int64_t kv_begin; /* keys are [kv_begin, kv_len) */
     int64_t kv_len;
-    int64_t offset; /* of query 0 */
+    int64_t offset; /* of query 0, from key 0 */
+    int64_t origin; /* where key 0 stands; the rules without memory need it */
     int64_t prefix; /* keys below it are exempt from causal */
+    const int32_t *q_segments, *kv_segments; /* at row 0; NULL: none */
 } attn__sequence;
 
 /* The visible keys of one query: [low, high) and [keep_low, keep_high), which
@@ -49,7 +68,7 @@ typedef struct attn__lanes {
     int64_t i[ATTN__MAX_LANES];    /* query */
     int64_t head[ATTN__MAX_LANES]; /* query head */
     attn__range range[ATTN__MAX_LANES];
-    bool bounded;                /* some range is not [0, kv_len) */
+    bool bounded;                /* some range is not [kv_begin, kv_len) */
     int64_t low, high;           /* hull of the ranges [low, high) */
     int64_t keep_low, keep_high; /* hull of the others */
     int64_t all_low, all_high;   /* every lane sees [all_low, all_high) */
@@ -95,6 +114,10 @@ attn__tile_state attn__tile_visibility(attn__tile_bits *bits,
 ATTN__DECLARE_MASK(float, f32)
 ATTN__DECLARE_MASK(double, f64)
 #undef ATTN__DECLARE_MASK
+
+/* a + b, at the end of the range where it would overflow: positions may be
+ * anything, and beyond the keys all are alike. */
+int64_t attn__clamped_sum(int64_t a, int64_t b);
 
 /* Checks masks against (B,Hq,Tq,Tk) and resolves broadcasting into *v. */
 attn_status attn__check_masks(const char *call, const char *name,

@@ -335,7 +335,8 @@ static attn_status check_inputs(const char *call, const attn_tensor *x_q,
 static attn_status check_overlaps(const char *call, const mha *m,
                                   const attn_tensor *out)
 {
-    const attn__output outputs[] = {ATTN__SDPA_OUTPUTS(&m->sdpa, out)};
+    attn__output outputs[ATTN__EXTRAS + 1];
+    int n = attn__sdpa_outputs(&m->sdpa, out, outputs);
     const attn__output inputs[] = {{"x_q", m->q.x},
                                    {"x_k", m->k.x},
                                    {"x_v", m->v.x},
@@ -349,9 +350,9 @@ static attn_status check_overlaps(const char *call, const mha *m,
                                    {m->o.bias_name, bias_of(&m->o)}};
     attn_status status = ATTN_OK;
 
-    for (int a = 0; a < 4; a++)
+    for (int a = 0; a < n; a++)
         for (size_t i = 0; i < sizeof inputs / sizeof inputs[0] && !status; i++)
-            if (outputs[a].t && inputs[i].t)
+            if (inputs[i].t)
                 status =
                     attn__check_overlap(call, outputs[a].name, outputs[a].t,
                                         inputs[i].name, inputs[i].t, false);
@@ -361,15 +362,23 @@ static attn_status check_overlaps(const char *call, const mha *m,
 static attn_status read_attention(const char *call, const attn_mha_params *o,
                                   mha *m)
 {
-    attn_status status = attn__read_params(call, "params.attention",
-                                           &m->attention, sizeof m->attention,
-                                           o->attention, sizeof m->attention);
+    attn_status status = attn__read_params(
+        call, "params.attention", &m->attention, sizeof m->attention,
+        o->attention, offsetof(attn_sdpa_params, softcap));
 
     if (!status &&
         (m->attention.cu_q || m->attention.cu_k || m->attention.num_seqs != 0))
         status = attn__fail(ATTN_ERR_UNSUPPORTED,
                             "%s: params.attention has cu_q, cu_k or num_seqs; "
                             "ragged batches are for attn_sdpa",
+                            call);
+    if (!status &&
+        (m->attention.page_table || m->attention.pages_per_seq != 0 ||
+         m->attention.ring_starts))
+        status = attn__fail(ATTN_ERR_UNSUPPORTED,
+                            "%s: params.attention has page_table, "
+                            "pages_per_seq or ring_starts; the keys of a layer "
+                            "are computed, pages and rings are for attn_sdpa",
                             call);
     m->attention.struct_size = sizeof m->attention;
     return status;

@@ -19,6 +19,7 @@
 #include "check.h"
 #include "status.h"
 
+#include <math.h>
 #include <string.h>
 
 /* A block of so few lanes goes by rows, without GEMM, */
@@ -38,6 +39,19 @@
 /* none with fewer keys than this: two products of 64 x 1024 x 64 take 80
  * microseconds on a core of 100 GFLOP/s, merging takes one. */
 #define SPLIT_KEYS 1024
+/* Numbers of a row for its diagnostics: the largest weight, the sum of squared
+ * weights, that of weights times scores, each relative to the maximum. */
+#define MOMENTS 3
+
+/* Keys whose sums a task makes: enough for its packed queries to be worth
+ * while, few enough for many tasks. */
+#define SUM_KEYS 1024
+
+/* Tiles over a map of smaller blocks have this many keys. */
+#define MIN_BLOCK_KEYS 32
+
+#define LOG2_E 1.4426950408889634074
+
 /* Partial results kept at a time: the most that one sequence has,
  * ENOUGH_TASKS - 1 + WANTED_TASKS, and room to join some sequences. */
 #define MAX_PARTIALS 64
@@ -112,6 +126,12 @@ typedef struct task {
     int64_t number; /* among the partial results of its wave */
 } task;
 
+/* Tasks of a key/value head for the sums by key. */
+static int64_t key_sum_parts(const attn__sdpa *p)
+{
+    return attn__ceil_div(p->kv_len, SUM_KEYS);
+}
+
 /* A run of the engine: the problem, its scratch memory, and the tasks at hand.
  */
 typedef struct run {
@@ -156,10 +176,11 @@ static task find_task(const run *r, int64_t t)
     return k;
 }
 
-/* Elements of a partial result: output, maximum, sum, and whether seen. */
+/* Elements of a partial result: output, maximum, sum, whether seen, and the
+ * moments. */
 static int64_t partial_elements(const attn__sdpa *p, int64_t lanes)
 {
-    return (p->v_width + 3) * lanes;
+    return (p->v_width + 3 + (attn__wants_moments(p) ? MOMENTS : 0)) * lanes;
 }
 
 static int64_t most_lanes(const attn__sdpa *p)
@@ -178,28 +199,72 @@ static bool may_split(const attn__sdpa *p)
     return p->kv_len >= 2 * SPLIT_KEYS;
 }
 
-/* Writes zeros to a row of n elements, `stride` apart. */
-static void zero_row(unsigned char *row, int64_t n, int64_t stride,
-                     int64_t bytes)
+static int storage_of(attn_dtype dtype)
 {
-    if (stride == 1)
-        memset(row, 0, (size_t)(n * bytes));
-    else
-        for (int64_t e = 0; e < n; e++)
-            memset(row + e * stride * bytes, 0, (size_t)bytes);
+    return dtype == ATTN_F16    ? ATTN__STORED_F16
+           : dtype == ATTN_BF16 ? ATTN__STORED_BF16
+                                : ATTN__STORED_SAME;
 }
 
-static void zero_rows(const attn_tensor *t, int64_t b, int64_t first,
-                      int64_t rows)
+/* Where the rows of K or of V of one sequence and head lie. */
+typedef struct key_rows {
+    const unsigned char *first; /* key 0, or row 0 of the ring or the pool */
+    int64_t row;                /* bytes from a row to the next */
+    int64_t column;             /* bytes from an element to the next */
+    const int32_t *pages;       /* of the sequence; NULL: not in pages */
+    int64_t page_rows, page_bytes;
+    int64_t ring_rows, ring_start; /* ring_rows 0: no ring */
+} key_rows;
+
+static key_rows find_rows(const attn__sdpa *p, const attn_tensor *t, int64_t b,
+                          int64_t g, int64_t kv_row)
 {
     int64_t bytes = (int64_t)attn__dtype_bytes(t->dtype);
+    int64_t batch = p->cu_k || p->page_table ? 0 : b;
+    key_rows k = {.row = bytes * t->stride[2], .column = bytes * t->stride[3]};
 
-    for (int64_t h = 0; h < t->shape[1]; h++)
-        for (int64_t i = first; i < rows; i++)
-            zero_row((unsigned char *)t->data +
-                         bytes * (b * t->stride[0] + h * t->stride[1] +
-                                  i * t->stride[2]),
-                     t->shape[3], t->stride[3], bytes);
+    k.first = (const unsigned char *)t->data +
+              bytes * (batch * t->stride[0] + g * t->stride[1] +
+                       kv_row * t->stride[2]);
+    if (p->page_table) {
+        k.pages = p->page_table + b * p->pages_per_seq;
+        k.page_rows = p->page_rows;
+        k.page_bytes = bytes * t->stride[0];
+    }
+    if (p->ring_starts) {
+        k.ring_rows = t->shape[2];
+        k.ring_start = p->ring_starts[b];
+    }
+    return k;
+}
+
+/* The row of a key, and how many of the `wanted` keys from it on lie one
+ * `row` after the other. */
+static const unsigned char *key_row(const key_rows *k, int64_t key,
+                                    int64_t wanted, int64_t *adjacent)
+{
+    int64_t a, rest;
+
+    *adjacent = wanted;
+    if (k->ring_rows > 0) {
+        a = key + k->ring_start;
+        a -= a >= k->ring_rows ? k->ring_rows : 0;
+        *adjacent = MIN(wanted, k->ring_rows - a);
+        return k->first + a * k->row;
+    }
+    if (!k->pages)
+        return k->first + key * k->row;
+    a = key / k->page_rows;
+    rest = key % k->page_rows;
+    *adjacent = k->page_rows - rest;
+    /* Pages may follow each other in the pool too. */
+    for (int64_t next = a + 1;
+         *adjacent < wanted && k->page_bytes == k->page_rows * k->row &&
+         k->pages[next] == k->pages[next - 1] + 1;
+         next++)
+        *adjacent += k->page_rows;
+    *adjacent = MIN(*adjacent, wanted);
+    return k->first + k->pages[a] * k->page_bytes + rest * k->row;
 }
 
 #include "real_f32.h"
@@ -212,6 +277,16 @@ static void zero_rows(const attn_tensor *t, int64_t b, int64_t first,
 #include "sdpa_rows_tmpl.h"
 #include "sdpa_tiles_tmpl.h"
 #include "sdpa_tasks_tmpl.h"
+
+/* Writes one number, 0 or -inf, to the rows [first, rows) of a tensor. */
+static void fill_rows(const attn_tensor *t, int64_t b, int64_t first,
+                      int64_t rows, bool neg_inf)
+{
+    if (t->dtype == ATTN_F32)
+        attn__fill_rows_f32(t, b, first, rows, neg_inf ? -HUGE_VALF : 0.0f);
+    else
+        attn__fill_rows_f64(t, b, first, rows, neg_inf ? -HUGE_VAL : 0.0);
+}
 
 /* ---------------------------------------------------------------- Layout -- */
 
@@ -239,7 +314,7 @@ static run cut_run(const attn__sdpa *p, attn__bump *bump)
     if (may_split(p))
         r.partials = attn__bump_take(
             bump, MAX_PARTIALS * partial_elements(p, most_lanes(p)), size);
-    if (p->wants_weights || p->wants_mean) {
+    if (attn__wants_stats(p)) {
         rows = p->q.shape[0] * p->heads * p->q.shape[2];
         r.stats = attn__bump_take(bump, rows, 2 * size);
     }
@@ -249,10 +324,10 @@ static run cut_run(const attn__sdpa *p, attn__bump *bump)
 /* Is there nothing to write? Sizes may then be huge beside a 0. */
 static bool is_nothing(const attn__sdpa *p)
 {
-    return attn__count(&p->out) == 0 &&
-           !(p->wants_lse && attn__count(&p->lse) > 0) &&
-           !(p->wants_weights && attn__count(&p->weights) > 0) &&
-           !(p->wants_mean && attn__count(&p->weights_mean) > 0);
+    for (int a = 0; a < ATTN__EXTRAS; a++)
+        if (p->wants[a] && attn__count(&p->extra[a]) > 0)
+            return false;
+    return attn__count(&p->out) == 0;
 }
 
 size_t attn__sdpa_bytes(const attn__sdpa *p)
@@ -269,25 +344,31 @@ size_t attn__sdpa_bytes(const attn__sdpa *p)
 
 /* ------------------------------------------------------------------ Run -- */
 
-/* Rows at and beyond a sequence's queries: zeros, and -inf for the LSE. */
+/* Rows at and beyond a sequence's queries: zeros, and -inf for the LSE and the
+ * final scores. Ragged outputs by row have none. */
 static void write_absent_rows(const attn__sdpa *p)
 {
+    static const attn__extra by_row[] = {ATTN__LSE, ATTN__MAX_WEIGHT,
+                                         ATTN__EFFECTIVE_KEYS, ATTN__ENTROPY};
+    static const attn__extra by_score[] = {ATTN__WEIGHTS, ATTN__WEIGHTS_MEAN,
+                                           ATTN__SCORES_RAW,
+                                           ATTN__SCORES_CAPPED, ATTN__SCORES};
+
     for (int64_t b = 0; b < p->batch; b++) {
         int64_t q_row, kv_row;
         attn__sequence s = attn__sdpa_sequence(p, b, &q_row, &kv_row);
         if (s.q_len == p->q_len)
             continue;
-        if (!p->cu_q) {
-            zero_rows(&p->out, b, s.q_len, p->q_len);
-            if (p->wants_lse && p->q.dtype == ATTN_F32)
-                attn__empty_lse_f32(p, b, s.q_len);
-            else if (p->wants_lse)
-                attn__empty_lse_f64(p, b, s.q_len);
-        }
-        if (p->wants_weights)
-            zero_rows(&p->weights, b, s.q_len, p->q_len);
-        if (p->wants_mean)
-            zero_rows(&p->weights_mean, b, s.q_len, p->q_len);
+        if (!p->cu_q)
+            fill_rows(&p->out, b, s.q_len, p->q_len, false);
+        for (size_t a = 0; !p->cu_q && a < sizeof by_row / sizeof *by_row; a++)
+            if (p->wants[by_row[a]])
+                fill_rows(&p->extra[by_row[a]], b, s.q_len, p->q_len,
+                          by_row[a] == ATTN__LSE);
+        for (size_t a = 0; a < sizeof by_score / sizeof *by_score; a++)
+            if (p->wants[by_score[a]])
+                fill_rows(&p->extra[by_score[a]], b, s.q_len, p->q_len,
+                          by_score[a] == ATTN__SCORES);
     }
 }
 
@@ -317,9 +398,19 @@ static int64_t wave_end(const run *r, int64_t b)
     return end;
 }
 
-static void run_all(const attn__executor *executor, run *r,
-                    attn__body_fn compute, attn__body_fn merge,
-                    attn__body_fn weights)
+/* The bodies of the passes over a type. */
+typedef struct passes {
+    attn__body_fn compute, merge, weights, scores, key_sums;
+} passes;
+
+static const passes passes_f32 = {attn__compute_task_f32, attn__merge_task_f32,
+                                  attn__weights_task_f32, attn__scores_task_f32,
+                                  attn__key_sums_task_f32};
+static const passes passes_f64 = {attn__compute_task_f64, attn__merge_task_f64,
+                                  attn__weights_task_f64, attn__scores_task_f64,
+                                  attn__key_sums_task_f64};
+
+static void run_all(const attn__executor *executor, run *r, const passes *f)
 {
     const attn__sdpa *p = r->p;
     attn__executor e = *executor;
@@ -329,14 +420,19 @@ static void run_all(const attn__executor *executor, run *r,
         int64_t end = wave_end(r, b);
         int64_t tasks = r->first_task[end] - r->first_task[b];
         r->wave_start = r->first_task[b];
-        attn__parallel_for(&e, tasks, compute, r);
+        attn__parallel_for(&e, tasks, f->compute, r);
         if (r->partials)
-            attn__parallel_for(&e, tasks, merge, r);
+            attn__parallel_for(&e, tasks, f->merge, r);
         b = end;
     }
     r->wave_start = 0;
-    if (p->wants_weights || p->wants_mean)
-        attn__parallel_for(&e, r->first_task[p->batch], weights, r);
+    if (p->wants[ATTN__WEIGHTS] || p->wants[ATTN__WEIGHTS_MEAN])
+        attn__parallel_for(&e, r->first_task[p->batch], f->weights, r);
+    if (attn__wants_scores(p))
+        attn__parallel_for(&e, r->first_task[p->batch], f->scores, r);
+    if (p->wants[ATTN__KEY_SUMS])
+        attn__parallel_for(&e, p->batch * p->kv_heads * key_sum_parts(p),
+                           f->key_sums, r);
 }
 
 void attn__sdpa_run(const attn__executor *executor, const attn__sdpa *p,
@@ -349,19 +445,14 @@ void attn__sdpa_run(const attn__executor *executor, const attn__sdpa *p,
         return;
     if (p->heads == 0) {
         /* The mean of no heads is taken as that of an empty row. */
-        for (int64_t b = 0; b < p->batch && p->wants_mean; b++)
-            zero_rows(&p->weights_mean, b, 0, p->q_len);
+        for (int64_t b = 0; b < p->batch && p->wants[ATTN__WEIGHTS_MEAN]; b++)
+            fill_rows(&p->extra[ATTN__WEIGHTS_MEAN], b, 0, p->q_len, false);
         return;
     }
     r = cut_run(p, &bump);
     write_absent_rows(p);
     count_tasks(&r);
-    if (p->q.dtype == ATTN_F32)
-        run_all(executor, &r, attn__compute_task_f32, attn__merge_task_f32,
-                attn__weights_task_f32);
-    else
-        run_all(executor, &r, attn__compute_task_f64, attn__merge_task_f64,
-                attn__weights_task_f64);
+    run_all(executor, &r, p->q.dtype == ATTN_F32 ? &passes_f32 : &passes_f64);
 }
 
 /* ---------------------------------------------------------------- Public -- */

@@ -6,26 +6,75 @@
 #include "gemm.h"
 #include "mask.h"
 
+/* The outputs that are there on request. */
+typedef enum attn__extra {
+    ATTN__LSE,
+    ATTN__WEIGHTS,
+    ATTN__WEIGHTS_MEAN,
+    ATTN__SCORES_RAW,
+    ATTN__SCORES_CAPPED,
+    ATTN__SCORES,
+    ATTN__KEY_SUMS,
+    ATTN__MAX_WEIGHT,
+    ATTN__EFFECTIVE_KEYS,
+    ATTN__ENTROPY,
+    ATTN__EXTRAS
+} attn__extra;
+
+/* Numbers per head, perhaps of each sequence too: slopes, sinks. data NULL: not
+ * there. */
+typedef struct attn__per_head {
+    const void *data;
+    int64_t b_stride, h_stride;
+} attn__per_head;
+
 /* A problem that has passed all checks, in the terms of the engine. */
 typedef struct attn__sdpa {
     attn_tensor q, k, v, out;
-    attn_tensor lse, weights, weights_mean; /* data NULL: not wanted */
-    bool wants_lse, wants_weights, wants_mean;
+    attn_tensor extra[ATTN__EXTRAS];
+    bool wants[ATTN__EXTRAS];
     int64_t batch;                  /* sequences */
     int64_t heads, kv_heads, group; /* Hq, Hkv, G */
     int64_t q_len, kv_len;          /* of the longest sequence */
     int64_t width, v_width;         /* D, Dv */
     double scale;
+    double softcap; /* 0: none */
+    attn__per_head alibi, sinks;
     attn__visibility visibility;
     int32_t align;
     bool blas_only;
     int64_t q_offset;
     const int64_t *q_offsets, *prefix_lens, *q_lens, *kv_lens, *cu_q, *cu_k;
+    const int64_t *kv_starts, *kv_offsets, *ring_starts;
+    const int32_t *q_segments, *kv_segments;
+    const int32_t *page_table; /* NULL: k and v are no pools */
+    int64_t pages_per_seq, page_rows;
     attn__blas blas;
     attn__tile tile;
     int32_t threads;
-    const attn_mask *masks; /* the caller's, visibility.num_masks of them */
+    /* The caller's, for the sentences about overlap. */
+    const attn_mask *masks; /* visibility.num_masks of them */
+    const attn_tensor *slopes, *sink_logits, *block_map;
 } attn__sdpa;
+
+/* Of these a row's maximum and sum are kept until all is done. */
+static inline bool attn__wants_stats(const attn__sdpa *p)
+{
+    return p->wants[ATTN__WEIGHTS] || p->wants[ATTN__WEIGHTS_MEAN] ||
+           p->wants[ATTN__KEY_SUMS];
+}
+
+static inline bool attn__wants_scores(const attn__sdpa *p)
+{
+    return p->wants[ATTN__SCORES_RAW] || p->wants[ATTN__SCORES_CAPPED] ||
+           p->wants[ATTN__SCORES];
+}
+
+static inline bool attn__wants_moments(const attn__sdpa *p)
+{
+    return p->wants[ATTN__MAX_WEIGHT] || p->wants[ATTN__EFFECTIVE_KEYS] ||
+           p->wants[ATTN__ENTROPY];
+}
 
 attn_status attn__sdpa_prepare(const char *call, const attn_context *context,
                                const attn_sdpa_params *params,
@@ -33,19 +82,15 @@ attn_status attn__sdpa_prepare(const char *call, const attn_context *context,
                                const attn_tensor *v, const attn_tensor *out,
                                attn__sdpa *p);
 
-/* A tensor of a call with its name; t NULL: not there. */
+/* A tensor of a call with its name. */
 typedef struct attn__output {
     const char *name;
     const attn_tensor *t;
 } attn__output;
 
-/* Initialisers of the four outputs; out is that of the call. */
-#define ATTN__SDPA_OUTPUTS(p, out)                                         \
-    {"out", out}, {"params.lse", (p)->wants_lse ? &(p)->lse : NULL},       \
-        {"params.weights", (p)->wants_weights ? &(p)->weights : NULL},     \
-    {                                                                      \
-        "params.weights_mean", (p)->wants_mean ? &(p)->weights_mean : NULL \
-    }
+/* The outputs of a call, `out` first; returns how many. */
+int attn__sdpa_outputs(const attn__sdpa *p, const attn_tensor *out,
+                       attn__output outputs[ATTN__EXTRAS + 1]);
 
 /* Overlap of the outputs with masks, lengths and each other: the part of the
  * check that needs real addresses. with_inputs: with q, k and v too. */

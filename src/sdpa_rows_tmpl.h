@@ -15,51 +15,134 @@ static int64_t XI(row_ld)(int64_t keys)
     return attn__round_up(keys, lane_step(R_DTYPE));
 }
 
+/* Are the numbers of a row adjacent? Rows may then lie anywhere. */
+static bool XI(has_rows)(const attn_tensor *t)
+{
+    return t->shape[3] <= 1 || t->stride[3] == 1;
+}
+
 /* Keys of a tile: many, as its rows are read as several runs (see kernels);
  * those of other loops where K or V must be copied. */
 static int64_t XI(row_tile)(const XI(block) * b)
 {
-    const attn_tensor *tensors[] = {&b->p->k, &b->p->v};
+    return XI(has_rows)(&b->p->k) && XI(has_rows)(&b->p->v) ? ROW_TILE
+                                                            : b->p->tile.keys;
+}
 
-    for (int a = 0; a < 2; a++) {
-        const attn_tensor *t = tensors[a];
-        if (t->shape[3] > 1 && t->stride[3] != 1)
-            return b->p->tile.keys;
-        if (t->stride[2] < t->shape[3] || t->stride[2] > INT32_MAX)
-            return b->p->tile.keys;
+/* Addresses of copied rows, the last one repeated. */
+static void XI(point_to_copy)(const R *copy, int64_t ld, int64_t keys,
+                              const void **rows)
+{
+    for (int64_t j = 0; j < keys + ATTN__AHEAD_ROWS; j++)
+        rows[j] = copy + MIN(j, keys - 1) * ld;
+}
+
+/* Addresses of the rows [key, key + keys), and then of those that are read
+ * next. */
+static void XI(point_to_keys)(const XI(block) * b, const key_rows *k,
+                              int64_t key, int64_t keys, const void **rows)
+{
+    int64_t more = MIN(b->t->s.kv_len - key - keys, ATTN__AHEAD_ROWS);
+    int64_t j = 0;
+
+    while (j < keys + more) {
+        int64_t n;
+        const unsigned char *from = key_row(k, key + j, keys + more - j, &n);
+        for (; n > 0; n--, j++, from += k->row)
+            rows[j] = from;
     }
-    return ROW_TILE;
+    for (; j < keys + ATTN__AHEAD_ROWS; j++)
+        rows[j] = rows[j - 1];
+}
+
+/* The same for K or V that may have to be copied; returns how the rows are
+ * stored. */
+static int XI(point_to_rows)(const XI(block) * b, const attn_tensor *tensor,
+                             const key_rows *k, int64_t key, int64_t keys,
+                             R *copy, const void **rows)
+{
+    const R *copied;
+    int64_t ld;
+
+    if (XI(has_rows)(tensor)) {
+        (void)XI(point_to_keys)(b, k, key, keys, rows);
+        return b->storage;
+    }
+    copied = XI(rows_for_gemm)(b, k, tensor->shape[3], key, keys, copy, &ld);
+    (void)XI(point_to_copy)(copied, ld, keys, rows);
+    return ATTN__STORED_SAME;
 }
 
 static void XI(scores_by_rows)(XI(block) * b, int64_t key, int64_t keys)
 {
     const attn__sdpa *p = b->p;
-    int64_t ld;
-    const R *k = XI(rows_for_gemm)(&p->k, b->k, key, keys, b->w.k_copy, &ld);
+    int storage =
+        XI(point_to_rows)(b, &p->k, &b->k, key, keys, b->w.k_copy, b->w.k_rows);
 
-    b->kernels->dots(b->w.q_rows, attn__round_up(p->width, lane_step(R_DTYPE)),
-                     b->w.lanes->n, k, ld, keys, p->width, b->w.s_rows,
-                     XI(row_ld)(keys));
+    b->kernels->dots[storage](b->w.q_rows,
+                              attn__round_up(p->width, lane_step(R_DTYPE)),
+                              b->w.lanes->n, b->w.k_rows, keys, p->width,
+                              b->w.s_rows, XI(row_ld)(keys));
 }
 
 static void XI(add_values_by_rows)(XI(block) * b, attn__tile_state state,
                                    int64_t key, int64_t keys)
 {
     const attn__sdpa *p = b->p;
-    int64_t ld, s_ld = XI(row_ld)(keys), n = b->w.lanes->n;
+    int64_t s_ld = XI(row_ld)(keys), n = b->w.lanes->n;
     bool clean = b->careful && state == ATTN__TILE_MIXED;
-    const R *v = XI(values_of_tile)(b, key, keys, clean, &ld);
+    int storage = ATTN__STORED_SAME;
 
+    if (clean) {
+        int64_t ld;
+        const R *v = XI(values_of_tile)(b, key, keys, true, &ld);
+        (void)XI(point_to_copy)(v, ld, keys, b->w.v_rows);
+    } else {
+        storage = XI(point_to_rows)(b, &p->v, &b->v, key, keys, b->w.v_copy,
+                                    b->w.v_rows);
+    }
     /* A sum for the tile first: added to what thousands of keys have summed up
      * to, each product would be rounded like the whole. */
     memset(b->w.o_tile, 0, (size_t)(n * p->v_width) * sizeof(R));
-    b->kernels->add_rows_of(b->w.o_tile, p->v_width, b->w.lanes->n, b->w.s_rows,
-                            s_ld, v, ld, keys, p->v_width);
+    b->kernels->add_rows_of[storage](b->w.o_tile, p->v_width, n, b->w.s_rows,
+                                     s_ld, b->w.v_rows, keys, p->v_width);
     if (clean)
         (void)XI(add_nonfinite)(b, key, keys, b->w.s_rows, 1, s_ld, b->w.o_tile,
                                 1, p->v_width);
     for (int64_t a = 0; a < n * p->v_width; a++)
         b->w.o_rows[a] += b->w.o_tile[a];
+}
+
+/* What comes between the product and the masks. */
+static void XI(alter_rows)(XI(block) * b, int64_t key, int64_t keys)
+{
+    int64_t ld = XI(row_ld)(keys), n = b->w.lanes->n;
+
+    if (b->cap_in > K(0.0))
+        (void)XI(cap)(b->w.s_rows, n * ld, b->cap_in, b->cap_out);
+    for (int64_t l = 0; b->w.slope && l < n; l++)
+        (void)XI(alibi_row)(b->w.s_rows + l * ld, keys, b->w.slope[l],
+                            XI(distance)(b, l, key));
+}
+
+/* Weights in place of the scores of a tile; output so far is rescaled. */
+static void XI(weigh_rows)(XI(block) * b, int64_t keys)
+{
+    int64_t ld = XI(row_ld)(keys), width = b->p->v_width;
+
+    for (int64_t l = 0; l < b->w.lanes->n; l++) {
+        R moments[MOMENTS];
+        R *of = b->w.moments ? moments : NULL;
+        R alpha;
+        for (int64_t a = 0; of && a < MOMENTS; a++)
+            of[a] = b->w.moments[a * b->padded + l];
+        alpha = b->kernels->row_weights(b->w.s_rows + l * ld, keys, &b->w.m[l],
+                                        &b->w.l[l], b->unit);
+        for (int64_t a = 0; of && a < MOMENTS; a++)
+            b->w.moments[a * b->padded + l] = of[a];
+        for (int64_t e = 0; alpha != K(1.0) && e < width; e++)
+            b->w.o_rows[l * width + e] *= alpha;
+    }
 }
 
 /* Tiles [begin, end): as XI(attend). */
@@ -80,17 +163,12 @@ static void XI(attend_by_rows)(XI(block) * b, const XI(tiles) * tiles,
         if (state == ATTN__TILE_EMPTY)
             continue;
         XI(scores_by_rows)(b, key, keys);
+        XI(alter_rows)(b, key, keys);
         if (state == ATTN__TILE_MIXED || p->visibility.num_add > 0)
             (void)XI(mask_rows_of)(b->w.s_rows, XI(row_ld)(keys), keys,
                                    b->w.bits, &p->visibility, &b->t->s,
                                    b->w.lanes, key, b->w.gather);
-        for (int64_t l = 0; l < n; l++) {
-            R alpha =
-                b->kernels->row_weights(b->w.s_rows + l * XI(row_ld)(keys),
-                                        keys, &b->w.m[l], &b->w.l[l], b->unit);
-            for (int64_t e = 0; alpha != K(1.0) && e < width; e++)
-                b->w.o_rows[l * width + e] *= alpha;
-        }
+        XI(weigh_rows)(b, keys);
         XI(add_values_by_rows)(b, state, key, keys);
         XI(note_seen)(b, state, keys);
     }

@@ -14,6 +14,8 @@ static void XI(use_partial)(const run *r, XI(block) * b, int64_t number,
     b->w.m = at + b->p->v_width * b->padded;
     b->w.l = b->w.m + b->padded;
     *seen = b->w.l + b->padded;
+    if (b->w.moments)
+        b->w.moments = *seen + b->padded;
 }
 
 static void XI(compute_block)(XI(block) * b, const XI(tiles) * tiles,
@@ -31,7 +33,7 @@ static bool XI(may_have_leaked)(const XI(block) * b)
 {
     const attn__visibility *v = &b->p->visibility;
 
-    return (b->w.lanes->bounded || v->num_masks > 0) &&
+    return (b->w.lanes->bounded || attn__has_elements(v)) &&
            b->kernels->nonfinite(b->w.ot, b->padded, b->p->v_width, b->padded);
 }
 
@@ -40,7 +42,7 @@ static void XI(compute_task)(void *data, int64_t index, int32_t worker)
     const run *r = data;
     task t = find_task(r, r->wave_start + index);
     attn__blas_guard guard = attn__blas_enter();
-    XI(block) b = XI(make_block)(r, &t, worker);
+    XI(block) b = XI(make_block)(r, &t, worker, false);
     XI(tiles)
     tiles = XI(cut_keys)(&b, b.by_rows ? XI(row_tile)(&b) : r->p->tile.keys);
     int64_t count = tiles.run[0].count + tiles.run[1].count;
@@ -69,6 +71,21 @@ static void XI(compute_task)(void *data, int64_t index, int32_t worker)
  * Partial results over disjoint keys, in the order of the keys:
  *   M = max m_k,  f_k = e^(m_k - M),  l = sum f_k l_k,  O = sum f_k O_k
  */
+/* The moments of a part, f times its weights, whose scores are relative to a
+ * maximum that is `above` its own more than the final one. */
+static void XI(merge_moments)(const XI(block) * b, const XI(block) * part,
+                              int64_t l, R f, R above)
+{
+    R *to = b->w.moments + l;
+    const R *from = part->w.moments + l;
+
+    if (f == K(0.0))
+        return;
+    to[0] = MAX(to[0], f * from[0]);
+    to[b->padded] += f * f * from[b->padded];
+    to[2 * b->padded] += f * (from[2 * b->padded] + above * part->w.l[l]);
+}
+
 static void XI(merge_task)(void *data, int64_t index, int32_t worker)
 {
     const run *r = data;
@@ -79,7 +96,7 @@ static void XI(merge_task)(void *data, int64_t index, int32_t worker)
 
     if (t.c.splits == 1 || t.split != 0)
         return;
-    b = XI(make_block)(r, &t, worker);
+    b = XI(make_block)(r, &t, worker, false);
     part = b;
     lanes = b.padded;
     XI(reset)(&b);
@@ -102,6 +119,8 @@ static void XI(merge_task)(void *data, int64_t index, int32_t worker)
             if (part.w.m[l] == R_NEG_INF && part.w.l[l] != K(0.0))
                 b.w.alpha[l] = K(1.0);
             b.w.l[l] += b.w.alpha[l] * part.w.l[l];
+            if (b.w.moments)
+                (void)XI(merge_moments)(&b, &part, l, b.w.alpha[l], above);
             b.w.seen[l] |= seen[l] != K(0.0);
         }
         for (int64_t e = 0; e < width; e++)
@@ -112,35 +131,26 @@ static void XI(merge_task)(void *data, int64_t index, int32_t worker)
     XI(write_block)(r, &b);
 }
 
-static void XI(empty_lse)(const attn__sdpa *p, int64_t b, int64_t first)
-{
-    for (int64_t h = 0; h < p->heads; h++)
-        for (int64_t i = first; i < p->q_len; i++)
-            ((R *)p->lse.data)[b * p->lse.stride[0] + h * p->lse.stride[1] +
-                               i * p->lse.stride[2]] = R_NEG_INF;
-}
-
 /* --------------------------------------------------------------- Weights -- */
 
-/* Weights rows of the lanes, at key 0. */
-static R *XI(weights_row)(const attn_tensor *tensor, const XI(block) * b,
-                          int64_t head, int64_t i)
+/* The row of a lane in an output by scores, at key 0. */
+static R *XI(score_row)(const attn_tensor *tensor, const XI(block) * b,
+                        int64_t head, int64_t i)
 {
     return (R *)tensor->data + b->t->s.b * tensor->stride[0] +
            head * tensor->stride[1] + i * tensor->stride[2];
 }
 
-/* Adds or stores a tile of weights, times factor, to the rows of a tensor. */
-static void XI(write_weights)(XI(block) * b, const attn_tensor *tensor,
-                              bool mean, int64_t key, int64_t keys,
-                              const R *factor)
+/* Adds or stores a tile, times factor, to the rows of a tensor. */
+static void XI(write_tile)(XI(block) * b, const attn_tensor *tensor, bool mean,
+                           int64_t key, int64_t keys, const R *factor)
 {
     const attn__lanes *lanes = b->w.lanes;
     int64_t stride = tensor->stride[3];
 
     for (int64_t l = 0; l < lanes->n; l++)
         b->w.out_rows[l] =
-            XI(weights_row)(tensor, b, mean ? 0 : lanes->head[l], lanes->i[l]) +
+            XI(score_row)(tensor, b, mean ? 0 : lanes->head[l], lanes->i[l]) +
             key * stride;
     if (stride == 1 || tensor->shape[3] == 1) {
         b->kernels->unpack(b->w.s, b->padded, lanes->n, keys, factor,
@@ -155,17 +165,17 @@ static void XI(write_weights)(XI(block) * b, const attn_tensor *tensor,
         }
 }
 
-/* Zeros for the keys [begin, end) of the block's weights. */
-static void XI(zero_weights)(const XI(block) * b, int64_t begin, int64_t end)
+/* A number for the keys [begin, end) of the block's rows. */
+static void XI(fill_keys)(const XI(block) * b, attn__extra extra, int64_t begin,
+                          int64_t end, R x)
 {
-    const attn_tensor *w = &b->p->weights;
+    const attn_tensor *t = &b->p->extra[extra];
     const attn__lanes *lanes = b->w.lanes;
 
     for (int64_t l = 0; l < lanes->n && begin < end; l++)
-        zero_row((unsigned char *)(XI(weights_row)(w, b, lanes->head[l],
-                                                   lanes->i[l]) +
-                                   begin * w->stride[3]),
-                 end - begin, w->stride[3], sizeof(R));
+        (void)XI(fill_row)(XI(score_row)(t, b, lanes->head[l], lanes->i[l]) +
+                               begin * t->stride[3],
+                           end - begin, t->stride[3], x);
 }
 
 /*
@@ -187,6 +197,39 @@ static void XI(odd_weights)(XI(block) * b, attn__tile_state state, int64_t keys)
     }
 }
 
+/* Packs the queries of a block and takes their statistics: m, and 1/sum as
+ * factor. Returns whether some rows are odd. */
+static bool XI(take_stats)(const run *r, XI(block) * b)
+{
+    bool any_odd = false;
+
+    XI(pack_queries)(b);
+    for (int64_t l = 0; l < b->padded; l++) {
+        bool odd;
+        b->w.m[l] = l < b->w.lanes->n ? XI(stats_at)(r, b, l)[0] : K(0.0);
+        b->w.l[l] = l < b->w.lanes->n ? XI(stats_at)(r, b, l)[1] : K(0.0);
+        odd = b->w.l[l] - b->w.l[l] != K(0.0);
+        any_odd |= odd;
+        b->w.factor[l] = odd ? K(1.0) : b->w.l[l];
+    }
+    return any_odd;
+}
+
+/* Weights of a tile, still to be multiplied by factor; EMPTY: none. */
+static attn__tile_state XI(tile_weights)(XI(block) * b, int64_t key,
+                                         int64_t keys, bool any_odd)
+{
+    attn__tile_state state = XI(tile_scores)(b, key, keys);
+
+    if (state == ATTN__TILE_EMPTY)
+        return state;
+    b->kernels->exp(b->w.s, b->padded, keys, b->padded, b->w.m, b->unit,
+                    XI(hidden)(b, state));
+    if (any_odd)
+        XI(odd_weights)(b, state, keys);
+    return state;
+}
+
 /* The weights of one block, computed again from Q, K and the row's maximum and
  * sum, tile by tile. */
 static void XI(weights_block)(const run *r, XI(block) * b)
@@ -196,37 +239,27 @@ static void XI(weights_block)(const run *r, XI(block) * b)
     int64_t count = tiles.run[0].count + tiles.run[1].count;
     int64_t written = 0; /* keys below have their weights */
     R over_heads = K(1.0) / (R)p->heads;
-    bool odd, any_odd = false;
+    bool any_odd = XI(take_stats)(r, b);
 
-    XI(pack_queries)(b);
-    for (int64_t l = 0; l < b->padded; l++) {
-        b->w.m[l] = l < b->w.lanes->n ? XI(stats_at)(r, b, l)[0] : K(0.0);
-        b->w.l[l] = l < b->w.lanes->n ? XI(stats_at)(r, b, l)[1] : K(0.0);
-        odd = b->w.l[l] - b->w.l[l] != K(0.0);
-        any_odd |= odd;
-        b->w.factor[l] = odd ? K(1.0) : b->w.l[l];
+    for (int64_t l = 0; l < b->padded; l++)
         b->w.alpha[l] = b->w.factor[l] * over_heads;
-    }
     for (int64_t index = 0; index < count; index++) {
         int64_t keys;
         int64_t key = XI(tile_keys)(&tiles, index, &keys);
-        attn__tile_state state = XI(tile_scores)(b, key, keys);
-        if (state == ATTN__TILE_EMPTY)
+        if (XI(tile_weights)(b, key, keys, any_odd) == ATTN__TILE_EMPTY)
             continue;
-        b->kernels->exp(b->w.s, b->padded, keys, b->padded, b->w.m, b->unit,
-                        XI(hidden)(b, state));
-        if (any_odd)
-            XI(odd_weights)(b, state, keys);
-        if (p->wants_weights) {
-            XI(zero_weights)(b, written, key);
-            XI(write_weights)(b, &p->weights, false, key, keys, b->w.factor);
+        if (p->wants[ATTN__WEIGHTS]) {
+            XI(fill_keys)(b, ATTN__WEIGHTS, written, key, K(0.0));
+            XI(write_tile)
+            (b, &p->extra[ATTN__WEIGHTS], false, key, keys, b->w.factor);
         }
-        if (p->wants_mean)
-            XI(write_weights)(b, &p->weights_mean, true, key, keys, b->w.alpha);
+        if (p->wants[ATTN__WEIGHTS_MEAN])
+            XI(write_tile)
+        (b, &p->extra[ATTN__WEIGHTS_MEAN], true, key, keys, b->w.alpha);
         written = key + keys;
     }
-    if (p->wants_weights)
-        XI(zero_weights)(b, written, p->kv_len);
+    if (p->wants[ATTN__WEIGHTS])
+        XI(fill_keys)(b, ATTN__WEIGHTS, written, p->kv_len, K(0.0));
 }
 
 /* The mean over heads is summed by one task, in the order of the heads. */
@@ -241,20 +274,151 @@ static void XI(weights_task)(void *data, int64_t index, int32_t worker)
     if (t.split != 0)
         return;
     guard = attn__blas_enter();
-    if (!p->wants_mean) {
-        b = XI(make_block)(r, &t, worker);
+    if (!p->wants[ATTN__WEIGHTS_MEAN]) {
+        b = XI(make_block)(r, &t, worker, false);
         XI(weights_block)(r, &b);
     } else if (t.g == 0 && t.block % t.c.head_blocks == 0) {
         int64_t first_i = block_begin(&t.c, &t.s, t.block);
         int64_t end_i = block_begin(&t.c, &t.s, t.block + t.c.head_blocks);
-        zero_rows(&p->weights_mean, t.s.b, first_i, end_i);
+        (void)XI(fill_rows)(&p->extra[ATTN__WEIGHTS_MEAN], t.s.b, first_i,
+                            end_i, K(0.0));
         for (t.g = 0; t.g < p->kv_heads; t.g++)
             for (int64_t h = 0; h < t.c.head_blocks; h++) {
                 task part = t;
                 part.block += h;
-                b = XI(make_block)(r, &part, worker);
+                b = XI(make_block)(r, &part, worker, false);
                 XI(weights_block)(r, &b);
             }
     }
+    attn__blas_leave(guard);
+}
+
+/* ---------------------------------------------------------------- Scores -- */
+
+/* -inf where a key is hidden. */
+static void XI(hide_in_tile)(XI(block) * b, attn__tile_state state,
+                             int64_t keys)
+{
+    for (int64_t j = 0; state != ATTN__TILE_FULL && j < keys; j++)
+        for (int64_t l = 0; l < b->w.lanes->n; l++)
+            if (state == ATTN__TILE_EMPTY || !XI(is_visible)(b->w.bits, j, l))
+                b->w.s[j * b->padded + l] = R_NEG_INF;
+}
+
+/* The scores of a tile at the stages that are wanted. */
+static void XI(scores_of_tile)(XI(block) * b, int64_t key, int64_t keys)
+{
+    const attn__sdpa *p = b->p;
+
+    XI(products)(b, key, keys);
+    if (p->wants[ATTN__SCORES_RAW])
+        XI(write_tile)
+    (b, &p->extra[ATTN__SCORES_RAW], false, key, keys, b->w.factor);
+    XI(cap_tile)(b, keys);
+    if (p->wants[ATTN__SCORES_CAPPED])
+        XI(write_tile)
+    (b, &p->extra[ATTN__SCORES_CAPPED], false, key, keys, b->w.factor);
+    if (!p->wants[ATTN__SCORES])
+        return;
+    XI(add_to_tile)(b, key, keys);
+    (void)XI(hide_in_tile)(b,
+                           attn__tile_visibility(b->w.bits, &p->visibility,
+                                                 &b->t->s, b->w.lanes, key,
+                                                 keys, R_DTYPE),
+                           keys);
+    XI(write_tile)(b, &p->extra[ATTN__SCORES], false, key, keys, b->w.factor);
+}
+
+/* All keys that are there, visible or not: the first two stages know no mask.
+ * Nothing is left out for the last one alone, for which it would pay. */
+static void XI(scores_task)(void *data, int64_t index, int32_t worker)
+{
+    static const attn__extra stages[] = {ATTN__SCORES_RAW, ATTN__SCORES_CAPPED,
+                                         ATTN__SCORES};
+    const run *r = data;
+    const attn__sdpa *p = r->p;
+    task t = find_task(r, index);
+    attn__blas_guard guard;
+    XI(block) b;
+
+    if (t.split != 0)
+        return;
+    guard = attn__blas_enter();
+    b = XI(make_block)(r, &t, worker, true);
+    XI(pack_queries)(&b);
+    for (int64_t l = 0; l < b.padded; l++)
+        b.w.factor[l] = K(1.0);
+    for (int a = 0; a < 3; a++)
+        if (p->wants[stages[a]]) {
+            R absent = stages[a] == ATTN__SCORES ? R_NEG_INF : K(0.0);
+            XI(fill_keys)(&b, stages[a], 0, t.s.kv_begin, absent);
+            XI(fill_keys)(&b, stages[a], t.s.kv_len, p->kv_len, absent);
+        }
+    for (int64_t key = t.s.kv_begin; key < t.s.kv_len; key += p->tile.keys)
+        XI(scores_of_tile)(&b, key, MIN(p->tile.keys, t.s.kv_len - key));
+    attn__blas_leave(guard);
+}
+
+/* ----------------------------------------------------------- Sums by key -- */
+
+/* Adds a tile's weights, times factor, to the sums of its keys. */
+static void XI(sum_tile)(XI(block) * b, int64_t key, int64_t keys)
+{
+    const attn_tensor *t = &b->p->extra[ATTN__KEY_SUMS];
+    const attn__lanes *lanes = b->w.lanes;
+
+    for (int64_t j = 0; j < keys; j++) {
+        R *at =
+            (R *)t->data + b->t->s.b * t->stride[0] + (key + j) * t->stride[3];
+        for (int64_t l = 0; l < lanes->n; l++)
+            at[lanes->head[l] * t->stride[1]] +=
+                b->w.s[j * b->padded + l] * b->w.factor[l];
+    }
+}
+
+/* The keys [begin, end) of one key/value head: all blocks, in their order. */
+static void XI(key_sums)(const run *r, task *t, int64_t begin, int64_t end,
+                         int32_t worker)
+{
+    const attn_tensor *sums = &r->p->extra[ATTN__KEY_SUMS];
+
+    for (int64_t h = 0; h < r->p->group; h++)
+        (void)XI(fill_row)((R *)sums->data + t->s.b * sums->stride[0] +
+                               (t->g * r->p->group + h) * sums->stride[1] +
+                               begin * sums->stride[3],
+                           end - begin, sums->stride[3], K(0.0));
+    for (t->block = 0; t->block < t->c.blocks; t->block++) {
+        XI(block) b = XI(make_block)(r, t, worker, false);
+        attn__lanes *lanes = b.w.lanes;
+        XI(tiles) tiles;
+        bool any_odd = XI(take_stats)(r, &b);
+        lanes->low = MAX(lanes->low, begin);
+        lanes->high = MIN(lanes->high, end);
+        lanes->keep_low = MAX(lanes->keep_low, begin);
+        lanes->keep_high = MIN(lanes->keep_high, end);
+        tiles = XI(cut_keys)(&b, r->p->tile.keys);
+        for (int64_t a = 0; a < tiles.run[0].count + tiles.run[1].count; a++) {
+            int64_t keys;
+            int64_t key = XI(tile_keys)(&tiles, a, &keys);
+            if (XI(tile_weights)(&b, key, keys, any_odd) != ATTN__TILE_EMPTY)
+                XI(sum_tile)(&b, key, keys);
+        }
+    }
+}
+
+static void XI(key_sums_task)(void *data, int64_t index, int32_t worker)
+{
+    const run *r = data;
+    const attn__sdpa *p = r->p;
+    int64_t part = index % key_sum_parts(p);
+    int64_t head = index / key_sum_parts(p);
+    task t = {0};
+    attn__blas_guard guard = attn__blas_enter();
+
+    t.s = attn__sdpa_sequence(p, head / p->kv_heads, &t.q_row, &t.kv_row);
+    t.c = cut_sequence(p, &t.s);
+    t.g = head % p->kv_heads;
+    XI(key_sums)
+    (r, &t, part * SUM_KEYS, MIN((part + 1) * SUM_KEYS, p->kv_len), worker);
     attn__blas_leave(guard);
 }

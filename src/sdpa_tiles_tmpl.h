@@ -7,7 +7,8 @@ static void XI(scores)(XI(block) * b, int64_t key, int64_t keys)
 {
     const attn__sdpa *p = b->p;
     int64_t ld;
-    const R *k = XI(rows_for_gemm)(&p->k, b->k, key, keys, b->w.k_copy, &ld);
+    const R *k =
+        XI(rows_for_gemm)(b, &b->k, p->width, key, keys, b->w.k_copy, &ld);
 
     (void)XI(gemm)(&p->blas, false, keys, b->padded, p->width, k, ld, b->w.qt,
                    b->padded, 0, b->w.s, b->padded);
@@ -26,25 +27,51 @@ static void XI(scores_from_rows)(XI(block) * b, int64_t key, int64_t keys)
                 l < b->w.lanes->n ? b->w.s_rows[l * ld + j] : K(0.0);
 }
 
-/* Scores of a tile with what masks add; EMPTY if there is nothing to compute,
- * MIXED if some are hidden. */
-static attn__tile_state XI(tile_scores)(XI(block) * b, int64_t key,
-                                        int64_t keys)
+/* The products of a tile, in the layout of a tile. */
+static void XI(products)(XI(block) * b, int64_t key, int64_t keys)
 {
-    const attn__sdpa *p = b->p;
-    const task *t = b->t;
-    attn__tile_state state = attn__tile_visibility(
-        b->w.bits, &p->visibility, &t->s, b->w.lanes, key, keys, R_DTYPE);
-
-    if (state == ATTN__TILE_EMPTY)
-        return state;
     if (b->by_rows)
         XI(scores_from_rows)(b, key, keys);
     else
         XI(scores)(b, key, keys);
+}
+
+static void XI(cap_tile)(XI(block) * b, int64_t keys)
+{
+    if (b->cap_in > K(0.0))
+        (void)XI(cap)(b->w.s, keys * b->padded, b->cap_in, b->cap_out);
+}
+
+/* What is added to the scores of a tile. */
+static void XI(add_to_tile)(XI(block) * b, int64_t key, int64_t keys)
+{
+    const attn__sdpa *p = b->p;
+
+    if (b->w.slope) {
+        for (int64_t l = 0; l < b->padded; l++)
+            b->w.distance[l] =
+                l < b->w.lanes->n ? XI(distance)(b, l, key) : K(0.0);
+        (void)XI(alibi)(b->w.s, b->padded, keys, b->padded, b->w.slope,
+                        b->w.distance);
+    }
     if (p->visibility.num_add > 0)
         (void)XI(add_masks)(b->w.s, b->padded, keys, b->padded, &p->visibility,
-                            &t->s, b->w.lanes, key, b->w.gather);
+                            &b->t->s, b->w.lanes, key, b->w.gather);
+}
+
+/* Final scores of a tile but for what is hidden; EMPTY if there is nothing to
+ * compute, MIXED if some are hidden. */
+static attn__tile_state XI(tile_scores)(XI(block) * b, int64_t key,
+                                        int64_t keys)
+{
+    attn__tile_state state = attn__tile_visibility(
+        b->w.bits, &b->p->visibility, &b->t->s, b->w.lanes, key, keys, R_DTYPE);
+
+    if (state == ATTN__TILE_EMPTY)
+        return state;
+    XI(products)(b, key, keys);
+    XI(cap_tile)(b, keys);
+    XI(add_to_tile)(b, key, keys);
     return state;
 }
 

@@ -23,6 +23,49 @@
  * Needs the real vocabulary, and what sdpa.c defines before including this.
  */
 
+/* What is done to scores before the softmax, in plain loops. */
+static void XI(cap)(R *s, int64_t n, R in, R out)
+{
+    for (int64_t a = 0; a < n; a++)
+        s[a] = out * (R)tanh((double)in * (double)s[a]);
+}
+
+static void XI(alibi_row)(R *s, int64_t keys, R slope, R distance)
+{
+    for (int64_t j = 0; j < keys; j++)
+        s[j] -= slope * (R)fabs((double)(distance - (R)j));
+}
+
+static void XI(alibi)(R *s, int64_t ld, int64_t keys, int64_t lanes,
+                      const R *slope, const R *distance)
+{
+    for (int64_t j = 0; j < keys; j++)
+        for (int64_t l = 0; l < lanes; l++)
+            s[j * ld + l] -= slope[l] * (R)fabs((double)(distance[l] - (R)j));
+}
+
+/* ------------------------------------------------------------- Filling -- */
+
+/* A number for n elements, `stride` apart. */
+static void XI(fill_row)(R *row, int64_t n, int64_t stride, R x)
+{
+    for (int64_t e = 0; e < n; e++)
+        row[e * stride] = x;
+}
+
+/* A number for the rows [first, rows) of all heads. */
+static void XI(fill_rows)(const attn_tensor *t, int64_t b, int64_t first,
+                          int64_t rows, R x)
+{
+    for (int64_t h = 0; h < t->shape[1]; h++)
+        for (int64_t i = first; i < rows; i++)
+            (void)XI(fill_row)((R *)t->data + b * t->stride[0] +
+                                   h * t->stride[1] + i * t->stride[2],
+                               t->shape[3], t->stride[3], x);
+}
+
+/* -------------------------------------------------------------- Blocks -- */
+
 /* Scratch memory of a worker. Arrays over lanes have most_lanes(p) elements. */
 typedef struct XI(worker) {
     R *qt;     /* D x lanes */
@@ -35,9 +78,13 @@ typedef struct XI(worker) {
     R *s_rows;
     R *o_rows;
     R *o_tile;
+    const void **k_rows; /* addresses of the rows of a tile, and some more */
+    const void **v_rows;
     R *m, *l; /* running maximum and sum */
     R *alpha;
     R *factor;           /* 1 / sum */
+    R *moments;          /* MOMENTS x lanes, if wanted */
+    R *slope, *distance; /* ALiBi's, and from key 0 of the tile */
     unsigned char *seen; /* has the lane seen any key? */
     const R **rows;
     R **out_rows;
@@ -77,10 +124,23 @@ static XI(worker) XI(cut_worker)(const attn__sdpa *p, attn__bump *bump)
         sizeof(R));
     w.o_rows = attn__bump_take(bump, MAX_ROWS * p->v_width, sizeof(R));
     w.o_tile = attn__bump_take(bump, MAX_ROWS * p->v_width, sizeof(R));
+    w.k_rows =
+        attn__bump_take(bump, row_keys + ATTN__AHEAD_ROWS, sizeof(void *));
+    w.v_rows =
+        attn__bump_take(bump, row_keys + ATTN__AHEAD_ROWS, sizeof(void *));
     w.m = attn__bump_take(bump, lanes, sizeof(R));
     w.l = attn__bump_take(bump, lanes, sizeof(R));
     w.alpha = attn__bump_take(bump, lanes, sizeof(R));
     w.factor = attn__bump_take(bump, lanes, sizeof(R));
+    w.moments = NULL;
+    if (attn__wants_moments(p))
+        w.moments = attn__bump_take(bump, MOMENTS * lanes, sizeof(R));
+    w.slope = NULL;
+    w.distance = NULL;
+    if (p->alibi.data) {
+        w.slope = attn__bump_take(bump, lanes, sizeof(R));
+        w.distance = attn__bump_take(bump, lanes, sizeof(R));
+    }
     w.seen = attn__bump_take(bump, lanes, 1);
     w.rows = attn__bump_take(bump, lanes, sizeof(R *));
     w.out_rows = attn__bump_take(bump, lanes, sizeof(R *));
@@ -98,9 +158,12 @@ typedef struct XI(block) {
     int64_t padded;    /* lanes, rounded up to whole vectors: the ld of tiles */
     R unit;            /* of the scores, see kernels.h */
     double pack_scale; /* what q is multiplied by */
+    R cap_in, cap_out; /* s = cap_out tanh(cap_in s), if cap_in > 0 */
+    bool plain;        /* scores are wanted as the formula has them */
     bool by_rows;      /* few queries: no GEMM */
     bool careful;      /* hidden values may be NaN or inf */
-    const R *k, *v;    /* key 0 of this sequence and head */
+    key_rows k, v;     /* of this sequence and head */
+    int storage;       /* of their numbers, see kernels.h */
 } XI(block);
 
 /* Element (i, h) of a tensor that runs along the queries, its last index 0. */
@@ -111,14 +174,6 @@ static R *XI(query_at)(const attn_tensor *tensor, const XI(block) * b,
 
     return (R *)tensor->data + batch * tensor->stride[0] +
            head * tensor->stride[1] + (b->t->q_row + i) * tensor->stride[2];
-}
-
-static const R *XI(keys_at)(const attn_tensor *tensor, const XI(block) * b)
-{
-    int64_t batch = b->p->cu_k ? 0 : b->t->s.b;
-
-    return (const R *)tensor->data + batch * tensor->stride[0] +
-           b->t->g * tensor->stride[1] + b->t->kv_row * tensor->stride[2];
 }
 
 static void XI(set_lanes)(XI(block) * b)
@@ -185,37 +240,97 @@ static void XI(pack_queries)(XI(block) * b)
 /*
  * The scale, divided into what q is multiplied by and the unit of the scores. A
  * power of two loses nothing; unit is then between log2(e)/2 and log2(e). Where
- * masks are added to the scores, or the scale is extreme, q takes all of it.
+ * something is added to the scores, or the scale is extreme, q takes all of it.
  */
-static void XI(set_scale)(XI(block) * b)
+static void XI(set_scale)(XI(block) * b, bool added)
 {
-    const double log2_e = 1.4426950408889634074;
     double scale = b->p->scale;
     int exponent;
 
     b->pack_scale = scale;
     b->unit = K(0.0);
     (void)frexp(scale, &exponent);
-    if (b->p->visibility.num_add > 0 || exponent > 60 || exponent < -60)
+    if (added || exponent > 60 || exponent < -60)
         return;
-    b->unit = (R)log2_e;
+    b->unit = (R)LOG2_E;
     if (scale == 0.0)
         return;
     b->pack_scale = copysign(ldexp(1.0, exponent), scale);
-    b->unit = (R)(scale / b->pack_scale * log2_e);
+    b->unit = (R)(scale / b->pack_scale * LOG2_E);
 }
 
-/* All but the running state; a task's kernels, scale and pointers. */
-static XI(block) XI(make_block)(const run *r, const task *t, int32_t worker)
+/*
+ * With a softcap c: the rest of the scale is in the argument of tanh, and c in
+ * the unit, so that nothing but tanh is computed; or, where something is added,
+ * c is multiplied out. A c beyond CAP_MAX caps nothing: c tanh(u/c) is u to the
+ * last digit but where u is beyond 2^-12 CAP_MAX; one below 1/CAP_MAX is no
+ * unit, but all scores are alike then.
+ */
+static void XI(set_cap)(XI(block) * b, bool added)
 {
-    attn__bump bump = {r->workers + (size_t)worker * r->worker_bytes, 0};
-    XI(block) b = {.p = r->p, .t = t, .kernels = XI(kernels_get)()};
+    const double cap_max = R_DTYPE == ATTN_F32 ? 0x1p100 : 0x1p900;
+    double c = b->p->softcap, in;
 
-    b.w = XI(cut_worker)(r->p, &bump);
-    (void)XI(set_scale)(&b);
-    b.k = XI(keys_at)(&r->p->k, &b);
-    b.v = XI(keys_at)(&r->p->v, &b);
+    if (c == 0.0 || c > cap_max) {
+        XI(set_scale)(b, added);
+        return;
+    }
+    XI(set_scale)(b, b->plain);
+    in = b->unit > K(0.0) && b->p->scale != 0.0
+             ? b->p->scale / b->pack_scale / c
+             : 1.0 / c;
+    b->cap_in = in < (double)R_MAX ? (R)in : R_MAX;
+    b->cap_out = K(1.0);
+    b->unit = (R)(c * LOG2_E);
+    if (added || c < 1.0 / cap_max) {
+        b->cap_out = (R)c;
+        b->unit = K(0.0);
+    }
+}
+
+/* ALiBi's slope of a lane. */
+static R XI(per_head)(const attn__per_head *of, int64_t b, int64_t head)
+{
+    return ((const R *)of->data)[b * of->b_stride + head * of->h_stride];
+}
+
+static void XI(set_slopes)(XI(block) * b)
+{
+    const attn__lanes *lanes = b->w.lanes;
+
+    for (int64_t l = 0; l < b->padded; l++)
+        b->w.slope[l] =
+            l < lanes->n ? XI(per_head)(&b->p->alibi, b->t->s.b, lanes->head[l])
+                         : K(0.0);
+}
+
+/* From key `key` to the position of a lane's query. */
+static R XI(distance)(const XI(block) * b, int64_t lane, int64_t key)
+{
+    int64_t p = attn__clamped_sum(b->t->s.offset, b->w.lanes->i[lane]);
+
+    return (R)attn__clamped_sum(p, -key);
+}
+
+/* All but the running state; a task's kernels, scale and pointers. plain: for
+ * scores that the caller gets. */
+static XI(block)
+    XI(make_block)(const run *r, const task *t, int32_t worker, bool plain)
+{
+    const attn__sdpa *p = r->p;
+    attn__bump bump = {r->workers + (size_t)worker * r->worker_bytes, 0};
+    XI(block)
+    b = {.p = p, .t = t, .kernels = XI(kernels_get)(), .plain = plain};
+    bool added = plain || p->visibility.num_add > 0 || p->alibi.data;
+
+    b.w = XI(cut_worker)(p, &bump);
+    XI(set_cap)(&b, added);
+    b.k = find_rows(p, &p->k, t->s.b, t->g, t->kv_row);
+    b.v = find_rows(p, &p->v, t->s.b, t->g, t->kv_row);
+    b.storage = storage_of(p->k.dtype);
     XI(set_lanes)(&b);
+    if (p->alibi.data)
+        XI(set_slopes)(&b);
     return b;
 }
 
@@ -225,10 +340,28 @@ static XI(block) XI(make_block)(const run *r, const task *t, int32_t worker)
 typedef struct XI(tiles) {
     struct {
         int64_t begin, end;
-        int64_t size;  /* keys of a tile */
-        int64_t count; /* tiles */
+        int64_t origin; /* where the first tile would begin if it were whole */
+        int64_t size;   /* keys of a tile */
+        int64_t count;  /* tiles */
     } run[2];
 } XI(tiles);
+
+/*
+ * Size of tiles for n keys. With a map of blocks, tiles are blocks or equal
+ * parts of them, so that a hidden block is no work; blocks that are much
+ * smaller than a tile are taken together, as many small products cost more than
+ * what they save.
+ */
+static int64_t XI(tile_size)(const XI(block) * b, int64_t n, int64_t tile)
+{
+    int64_t of = b->p->visibility.blocks.block_k;
+
+    if (of == 0)
+        return attn__round_up(attn__ceil_div(n, attn__ceil_div(n, tile)), 4);
+    if (of > tile)
+        return attn__ceil_div(of, attn__ceil_div(of, tile));
+    return of < MIN_BLOCK_KEYS ? MIN(MIN_BLOCK_KEYS, tile) / of * of : of;
+}
 
 /* tile: the most keys of one. */
 static XI(tiles) XI(cut_keys)(const XI(block) * b, int64_t tile)
@@ -237,7 +370,7 @@ static XI(tiles) XI(cut_keys)(const XI(block) * b, int64_t tile)
     int64_t low = lanes->low, high = MAX(lanes->high, lanes->low);
     int64_t keep_low = lanes->keep_low;
     int64_t keep_high = MAX(lanes->keep_high, keep_low);
-    XI(tiles) t = {{{0, 0, 1, 0}, {0, 0, 1, 0}}};
+    XI(tiles) t = {{{0, 0, 0, 1, 0}, {0, 0, 0, 1, 0}}};
 
     if (low == high || keep_low == keep_high || keep_high < low ||
         high < keep_low) {
@@ -252,11 +385,17 @@ static XI(tiles) XI(cut_keys)(const XI(block) * b, int64_t tile)
     }
     for (int a = 0; a < 2; a++) {
         int64_t n = t.run[a].end - t.run[a].begin;
-        int64_t tiles = attn__ceil_div(n, tile);
+        int64_t of = b->p->visibility.blocks.block_k;
         if (n == 0)
             continue;
-        t.run[a].size = attn__round_up(attn__ceil_div(n, tiles), 4);
-        t.run[a].count = attn__ceil_div(n, t.run[a].size);
+        t.run[a].size = XI(tile_size)(b, n, tile);
+        /* Tiles that are parts of blocks begin where blocks do. */
+        t.run[a].origin = t.run[a].begin;
+        if (of > 0)
+            t.run[a].origin -=
+                t.run[a].begin % MAX(of, t.run[a].size) % t.run[a].size;
+        t.run[a].count =
+            attn__ceil_div(t.run[a].end - t.run[a].origin, t.run[a].size);
     }
     return t;
 }
@@ -265,37 +404,68 @@ static XI(tiles) XI(cut_keys)(const XI(block) * b, int64_t tile)
 static int64_t XI(tile_keys)(const XI(tiles) * t, int64_t index, int64_t *keys)
 {
     int a = index >= t->run[0].count;
-    int64_t key;
+    int64_t key, end;
 
     if (a)
         index -= t->run[0].count;
-    key = t->run[a].begin + index * t->run[a].size;
-    *keys = MIN(t->run[a].size, t->run[a].end - key);
+    key = t->run[a].origin + index * t->run[a].size;
+    end = MIN(key + t->run[a].size, t->run[a].end);
+    key = MAX(key, t->run[a].begin);
+    *keys = MAX(end - key, 0);
     return key;
 }
 
-/* Rows of K or V as a product wants them: in place if columns are adjacent and
- * rows do not overlap, else copied. */
-static const R *XI(rows_for_gemm)(const attn_tensor *tensor, const R *first,
-                                  int64_t key, int64_t keys, R *copy,
-                                  int64_t *ld)
+/* One number of K or V, as it is stored. */
+static void XI(read_stored)(const XI(block) * b, const unsigned char *from,
+                            R *to)
 {
-    int64_t width = tensor->shape[3];
-    int64_t row = tensor->stride[2], column = tensor->stride[3];
-    const R *from = first + key * row;
+    if (b->storage == ATTN__STORED_SAME)
+        memcpy(to, from, sizeof(R));
+    else
+        b->kernels->widen[b->storage](from, to, 1);
+}
+
+/* n rows that lie one after the other, as R, adjacent. */
+static void XI(copy_rows)(const XI(block) * b, const key_rows *k,
+                          const unsigned char *from, int64_t n, int64_t width,
+                          R *to)
+{
+    int64_t bytes = b->storage == ATTN__STORED_SAME ? (int64_t)sizeof(R) : 2;
+    bool adjacent = k->column == bytes || width <= 1;
+
+    for (int64_t j = 0; j < n; j++, from += k->row, to += width)
+        if (adjacent && b->storage == ATTN__STORED_SAME)
+            memcpy(to, from, (size_t)width * sizeof(R));
+        else if (adjacent)
+            b->kernels->widen[b->storage](from, to, width);
+        else
+            for (int64_t e = 0; e < width; e++)
+                XI(read_stored)(b, from + e * k->column, &to[e]);
+}
+
+/* Rows of K or V as a product wants them: in place if they are numbers of this
+ * type, columns are adjacent and rows do not overlap, else copied. */
+static const R *XI(rows_for_gemm)(const XI(block) * b, const key_rows *k,
+                                  int64_t width, int64_t key, int64_t keys,
+                                  R *copy, int64_t *ld)
+{
+    int64_t adjacent, row = k->row / (int64_t)sizeof(R);
+    const unsigned char *from = key_row(k, key, keys, &adjacent);
 
     *ld = MAX(width, 1);
-    if (column == 1 || width <= 1) {
+    if (b->storage == ATTN__STORED_SAME && adjacent == keys &&
+        (k->column == (int64_t)sizeof(R) || width <= 1)) {
         if (keys == 1)
-            return from;
+            return (const R *)(const void *)from;
         if (row >= *ld && row <= INT32_MAX) {
             *ld = row;
-            return from;
+            return (const R *)(const void *)from;
         }
     }
-    for (int64_t j = 0; j < keys; j++)
-        for (int64_t e = 0; e < width; e++)
-            copy[j * width + e] = from[j * row + e * column];
+    for (int64_t j = 0; j < keys; j += adjacent) {
+        from = key_row(k, key + j, keys - j, &adjacent);
+        XI(copy_rows)(b, k, from, adjacent, width, copy + j * width);
+    }
     return copy;
 }
 
@@ -316,7 +486,7 @@ static const R *XI(values_of_tile)(XI(block) * b, int64_t key, int64_t keys,
 {
     int64_t width = b->p->v_width;
     R *copy = b->w.v_copy;
-    const R *v = XI(rows_for_gemm)(&b->p->v, b->v, key, keys, copy, ld);
+    const R *v = XI(rows_for_gemm)(b, &b->v, width, key, keys, copy, ld);
 
     if (!clean)
         return v;
@@ -335,11 +505,12 @@ static void XI(add_nonfinite)(XI(block) * b, int64_t key, int64_t keys,
                               const R *s, int64_t s_key, int64_t s_lane, R *o,
                               int64_t o_column, int64_t o_lane)
 {
-    const attn_tensor *v = &b->p->v;
-
     for (int64_t j = 0; j < keys; j++)
         for (int64_t e = 0; e < b->p->v_width; e++) {
-            R x = b->v[(key + j) * v->stride[2] + e * v->stride[3]];
+            int64_t adjacent;
+            R x;
+            XI(read_stored)
+            (b, key_row(&b->v, key + j, 1, &adjacent) + e * b->v.column, &x);
             if (x - x == K(0.0))
                 continue;
             for (int64_t l = 0; l < b->w.lanes->n; l++)
@@ -369,6 +540,8 @@ static void XI(reset)(XI(block) * b)
         b->w.l[l] = K(0.0);
         b->w.seen[l] = 0;
     }
+    for (int64_t a = 0; b->w.moments && a < MOMENTS * b->padded; a++)
+        b->w.moments[a] = K(0.0);
 }
 
 /* --------------------------------------------------------------- Results -- */
@@ -385,6 +558,58 @@ static R XI(lse_of)(const XI(block) * b, int64_t l)
     if (b->unit > K(0.0))
         return (b->w.m[l] * b->unit + R_LOG2(b->w.l[l])) * ln_2;
     return b->w.m[l] + R_LOG(b->w.l[l]);
+}
+
+/*
+ * A sink s is one more term of the sum, without a value:
+ *   L = max(L0, s) + ln(1 + e^-|L0 - s|),   weights shrink by e^(L0 - L)
+ * In double for both types: L0 is far from exact in its own.
+ */
+static void XI(add_sink)(const XI(block) * b, int64_t l, R *lse)
+{
+    double sink =
+        (double)XI(per_head)(&b->p->sinks, b->t->s.b, b->w.lanes->head[l]);
+    double before = -HUGE_VAL, above, m;
+
+    if (b->w.seen[l]) {
+        m = (double)b->w.m[l];
+        before = log((double)b->w.l[l]) +
+                 (b->unit > K(0.0) ? m * (double)b->unit / LOG2_E : m);
+    }
+    /* A sink that is not there; or a row without a key, whose LSE it is. */
+    if (sink == -HUGE_VAL)
+        return;
+    above = sink - before;
+    b->w.factor[l] = b->w.seen[l]
+                         ? (R)((double)b->w.factor[l] / (1.0 + exp(above)))
+                         : K(0.0);
+    *lse = (R)(above > 0.0 ? sink + log1p(exp(-above))
+                           : before + log1p(exp(above)));
+}
+
+/* Row diagnostics, from weights relative to the maximum, p = e^x, w = f p:
+ *   largest w = f max p,   1 / sum w^2 = 1 / (f^2 sum p^2),
+ *   -sum w ln w = -f sum p x - f ln(f) sum p */
+static void XI(write_moments)(const XI(block) * b, int64_t l)
+{
+    const attn__sdpa *p = b->p;
+    const R *moments = b->w.moments + l;
+    int64_t head = b->w.lanes->head[l], i = b->w.lanes->i[l];
+    double f = (double)b->w.factor[l], results[3] = {0.0, 0.0, 0.0};
+    double unit = b->unit > K(0.0) ? (double)b->unit / LOG2_E : 1.0;
+
+    if (b->w.seen[l]) {
+        results[0] = f * (double)moments[0];
+        results[1] = 1.0 / (f * f * (double)moments[b->padded]);
+        results[2] = -f * (unit * (double)moments[2 * b->padded] +
+                           log(f) * (double)b->w.l[l]);
+        /* The rest of a rounding, where one weight is 1. */
+        results[2] = results[2] < 0.0 ? 0.0 : results[2];
+    }
+    for (int a = 0; a < 3; a++)
+        if (p->wants[ATTN__MAX_WEIGHT + a])
+            *XI(query_at)(&p->extra[ATTN__MAX_WEIGHT + a], b, head, i) =
+                (R)results[a];
 }
 
 /* Maximum and 1/sum of a lane's row, for the weights. */
@@ -407,11 +632,16 @@ static void XI(write_block)(const run *r, XI(block) * b)
     for (int64_t l = 0; l < b->padded; l++)
         b->w.factor[l] = b->w.seen[l] ? K(1.0) / b->w.l[l] : K(0.0);
     for (int64_t l = 0; l < lanes->n; l++) {
+        R lse = p->wants[ATTN__LSE] ? XI(lse_of)(b, l) : K(0.0);
         b->w.out_rows[l] =
             XI(query_at)(&p->out, b, lanes->head[l], lanes->i[l]);
-        if (p->wants_lse)
-            *XI(query_at)(&p->lse, b, lanes->head[l], lanes->i[l]) =
-                XI(lse_of)(b, l);
+        if (p->sinks.data)
+            XI(add_sink)(b, l, &lse);
+        if (p->wants[ATTN__LSE])
+            *XI(query_at)(&p->extra[ATTN__LSE], b, lanes->head[l],
+                          lanes->i[l]) = lse;
+        if (b->w.moments)
+            XI(write_moments)(b, l);
         if (r->stats) {
             R *stats = XI(stats_at)(r, b, l);
             stats[0] = b->w.m[l];

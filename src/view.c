@@ -23,7 +23,8 @@ static attn_status check_memory(const char *call, attn_dtype dtype,
     if (attn__dtype_bytes(dtype) == 0)
         return attn__fail(ATTN_ERR_TYPE,
                           "%s: dtype is %" PRId32
-                          ", which is no ATTN_F32, ATTN_F64 or ATTN_U8",
+                          ", which is no ATTN_F32, ATTN_F64, ATTN_U8, ATTN_F16 "
+                          "or ATTN_BF16",
                           call, dtype);
     for (int i = 0; i < n; i++) {
         if (sizes[i] < 0)

@@ -846,7 +846,7 @@ SDPA(struct_size_0, ATTN_ERR_STRUCT, "struct_size|0")
 }
 SDPA(struct_size_one_less, ATTN_ERR_STRUCT, "struct_size|159|160")
 {
-    c->p.struct_size = sizeof c->p - 1;
+    c->p.struct_size = offsetof(attn_sdpa_params, softcap) - 1;
 }
 SDPA(unknown_flag, ATTN_ERR_UNSUPPORTED, "flags")
 {

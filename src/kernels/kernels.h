@@ -16,6 +16,14 @@
 #define ATTN__LANES_F32 16
 #define ATTN__LANES_F64 8
 
+/* How the numbers of K and V are stored: as R, or (R = float) in 16 bits. */
+enum { ATTN__STORED_SAME, ATTN__STORED_F16, ATTN__STORED_BF16, ATTN__STORAGES };
+
+/* Arrays of row addresses go on so far beyond the rows, with what is read next:
+ * it is asked for. Rows of 128 bytes and more are asked for 4 KiB ahead, which
+ * is far enough (see kernels_rows_tmpl.h). */
+#define ATTN__AHEAD_ROWS 32
+
 /* The most lanes of a tile, and 64-bit words that hold a bit for each. */
 #define ATTN__MAX_LANES 256
 #define ATTN__LANE_WORDS (ATTN__MAX_LANES / 64)
@@ -76,17 +84,23 @@
                           int64_t width);                                      \
         /* The three for few queries, where a row is a query and its scores    \
          * are adjacent. q is n x ldq, zero beyond width up to ldq, a multiple \
-         * of the lanes; s is n x lds, lds a multiple of the lanes:            \
+         * of the lanes; s is n x lds, lds a multiple of the lanes. rows[j] is \
+         * the address of row j of K or V, its numbers adjacent and stored as  \
+         * the index says (those without a loop are NULL); keys +              \
+         * ATTN__AHEAD_ROWS addresses, all of numbers that are there:          \
          * s[i][j] = q(i) . k(j)                                               \
          * s[i] becomes weights, as in softmax above; returns alpha            \
          * o[i][e] += sum over j of p[i][j] v[j][e] */                         \
-        void (*dots)(const R *q, int64_t ldq, int64_t n, const R *k,           \
-                     int64_t ld, int64_t keys, int64_t width, R *s,            \
-                     int64_t lds);                                             \
+        void (*dots[ATTN__STORAGES])(const R *q, int64_t ldq, int64_t n,       \
+                                     const void *const *rows, int64_t keys,    \
+                                     int64_t width, R *s, int64_t lds);        \
         R (*row_weights)(R * s, int64_t keys, R *m, R *l, R unit);             \
-        void (*add_rows_of)(R * o, int64_t ldo, int64_t n, const R *p,         \
-                            int64_t ldp, const R *v, int64_t ld, int64_t keys, \
-                            int64_t width);                                    \
+        void (*add_rows_of[ATTN__STORAGES])(R * o, int64_t ldo, int64_t n,     \
+                                            const R *p, int64_t ldp,           \
+                                            const void *const *rows,           \
+                                            int64_t keys, int64_t width);      \
+        /* dst = n stored numbers, exactly. */                                 \
+        void (*widen[ATTN__STORAGES])(const void *src, R *dst, int64_t n);     \
         /* Softmax of one contiguous row, y may be x; returns the maximum and  \
          * stores the sum. */                                                  \
         R (*row)(const R *x, R *y, int64_t n, R *sum);                         \

@@ -5,6 +5,7 @@
  *   VECTOR_BYTES   of a vector           ZIP_LO ZIP_HI IOTA   index lists
  *   V_MAX V_FMA    on vectors
  *   V_BITS V_KEEP  a bit per lane from a condition; -inf where a bit is 0
+ *   V_FROM_F16     a vector of float16 at any even address; float only
  *   BYTE_STEP NONZERO_BYTES   a bit per byte, so many at a time
  * and this file forgets SUFFIX, ZIP_*, IOTA and V_* at its end.
  */
@@ -534,176 +535,6 @@ TARGET static R N(row)(const R *x, R *y, int64_t n, R *sum)
 /* ------------------------------------------------------------ Few queries --
  */
 
-/* The first n < VL numbers at p, zeros behind them. */
-TARGET static inline V N(load_part)(const R *p, int64_t n)
-{
-    R part[VECTOR_BYTES / sizeof(R)] = {0};
-
-    memcpy(part, p, (size_t)n * sizeof(R));
-    return LOAD(part);
-}
-
-/*
- * The sums of VL vectors as one vector, in their order. A round adds the halves
- * of two vectors and interleaves them; the vectors of a pair stand half of what
- * is left apart, so the last round puts neighbours side by side.
- */
-TARGET static inline V N(sums)(V r[])
-{
-    UNROLL
-    for (int half = VL / 2; half > 0; half /= 2) {
-        UNROLL
-        for (int i = 0; i < half; i++)
-            r[i] = SHUFFLE(r[i], r[i + half], ZIP_LO) +
-                   SHUFFLE(r[i], r[i + half], ZIP_HI);
-    }
-    return r[0];
-}
-
-/*
- * Reading. These loops are bound by memory, and their arithmetic keeps the
- * processor from seeing far ahead by itself; its prefetchers end at each page
- * of 4 KiB. So the keys are read as STREAMS runs in turn, a row of each, and
- * each run asks for what comes 4 KiB later: on Zen 4, width 128, 8192 keys, 32
- * heads of their own 23.5 GB/s, 32 over 8 19.7, where one run that asks gives
- * 19.5 and 15.6, one that does not 11, and a plain loop over the memory 19.
- */
-#define STREAMS (VL >= 4 ? 4 : VL)
-/* Keys of a run taken together: those of all runs fill a vector. */
-#define STRIP (VL / STREAMS)
-#define AHEAD_BYTES 4096
-
-typedef struct N(runs) {
-    const R *rows;
-    int64_t ld;
-    int64_t length;   /* keys of a run, a multiple of STRIP */
-    int64_t distance; /* of the row to be asked for, in elements */
-} N(runs);
-
-TARGET static inline N(runs)
-    N(cut_runs)(const R *rows, int64_t ld, int64_t keys, int64_t width)
-{
-    int64_t ahead = AHEAD_BYTES / (width * (int64_t)sizeof(R) + 1);
-    N(runs)
-    r = {rows, ld, keys / STREAMS / STRIP * STRIP,
-         (ahead > 4 ? ahead : 4) * ld};
-    return r;
-}
-
-/* Row of key a of the strip that begins at j of each run. */
-TARGET static inline const R *N(row_of)(const N(runs) * r, int64_t j, int a)
-{
-    return r->rows + (a % STREAMS * r->length + j + a / STREAMS) * r->ld;
-}
-
-/* The address may lie beyond the array, so it is no pointer arithmetic. */
-TARGET static inline void N(ask)(const N(runs) * r, const R *row, int64_t width)
-{
-    for (int64_t d = 0; d < width; d += 64 / (int64_t)sizeof(R))
-        READ_AHEAD((const void *)((uintptr_t)(row + d) +
-                                  (uintptr_t)r->distance * sizeof(R)));
-}
-
-/* `keys` (1 or 2) rows with n (1 to 4) queries, both constants: part[i][..], to
- * be summed across the vector. Two keys share the loads of q. */
-TARGET ALWAYS_INLINE void N(dots_few)(const R *q, int64_t ldq, const int n,
-                                      const R *const row[2], const int keys,
-                                      int64_t width,
-                                      V (*part)[VECTOR_BYTES / sizeof(R)],
-                                      int at)
-{
-    V sum[4][2] = {{{0}}};
-    int64_t d = 0;
-
-    for (; d + VL <= width; d += VL) {
-        V x[2];
-        UNROLL
-        for (int a = 0; a < keys; a++)
-            x[a] = LOAD(row[a] + d);
-        UNROLL
-        for (int i = 0; i < n; i++) {
-            V y = LOAD(q + i * ldq + d);
-            UNROLL
-            for (int a = 0; a < keys; a++)
-                sum[i][a] = V_FMA(x[a], y, sum[i][a]);
-        }
-    }
-    if (d < width) {
-        UNROLL
-        for (int a = 0; a < keys; a++) {
-            V x = N(load_part)(row[a] + d, width - d);
-            UNROLL
-            for (int i = 0; i < n; i++)
-                sum[i][a] = V_FMA(x, LOAD(q + i * ldq + d), sum[i][a]);
-        }
-    }
-    UNROLL
-    for (int i = 0; i < n; i++) {
-        UNROLL
-        for (int a = 0; a < keys; a++)
-            part[i][at + a] = sum[i][a];
-    }
-}
-
-/* A strip of each run with n (1 to 4) queries. */
-TARGET ALWAYS_INLINE void N(dots_strips)(const R *q, int64_t ldq, const int n,
-                                         const N(runs) * k, int64_t j,
-                                         int64_t width, R *s, int64_t lds)
-{
-    const int together = n > 1 && STRIP > 1 ? 2 : 1;
-    V part[4][VECTOR_BYTES / sizeof(R)];
-
-    for (int a = 0; a < VL; a += together) {
-        const R *row[2] = {N(row_of)(k, j, a),
-                           N(row_of)(k, j, a + together - 1)};
-        N(ask)(k, row[0], width);
-        if (together == 2)
-            N(ask)(k, row[1], width);
-        N(dots_few)(q, ldq, n, row, together, width, part, a);
-    }
-    for (int i = 0; i < n; i++) {
-        R all[VECTOR_BYTES / sizeof(R)];
-        STORE(all, N(sums)(part[i]));
-        for (int a = 0; a < VL; a++)
-            s[i * lds + a % STREAMS * k->length + j + a / STREAMS] = all[a];
-    }
-}
-
-TARGET static void N(dots)(const R *q, int64_t ldq, int64_t n, const R *k,
-                           int64_t ld, int64_t keys, int64_t width, R *s,
-                           int64_t lds)
-{
-    const N(runs) r = N(cut_runs)(k, ld, keys, width);
-
-    /* The second four queries find the keys in the first-level cache. */
-    for (int64_t j = 0; j < r.length; j += STRIP)
-        for (int64_t i = 0; i < n; i += 4) {
-            const R *from = q + i * ldq;
-            R *to = s + i * lds;
-            switch (n - i) {
-            case 1:
-                N(dots_strips)(from, ldq, 1, &r, j, width, to, lds);
-                break;
-            case 2:
-                N(dots_strips)(from, ldq, 2, &r, j, width, to, lds);
-                break;
-            case 3:
-                N(dots_strips)(from, ldq, 3, &r, j, width, to, lds);
-                break;
-            default:
-                N(dots_strips)(from, ldq, 4, &r, j, width, to, lds);
-            }
-        }
-    /* What does not fill a strip of each run. */
-    for (int64_t j = STREAMS * r.length; j < keys; j++)
-        for (int64_t i = 0; i < n; i++) {
-            const R *row[2] = {k + j * ld, NULL};
-            V part[4][VECTOR_BYTES / sizeof(R)] = {{{0}}};
-            N(dots_few)(q + i * ldq, ldq, 1, row, 1, width, part, 0);
-            s[i * lds + j] = N(sums)(part[0])[0];
-        }
-}
-
 TARGET static R N(row_weights)(R *s, int64_t keys, R *m, R *l, R unit)
 {
     V largest = SPLAT(R_NEG_INF), sum = {0};
@@ -734,102 +565,87 @@ TARGET static R N(row_weights)(R *s, int64_t keys, R *m, R *l, R unit)
     return alpha;
 }
 
-/* Columns [e, e + columns VL) of n (1 to 4) rows of o, a strip of each run; n
- * and columns are constants. */
-TARGET ALWAYS_INLINE void N(add_columns)(R *o, int64_t ldo, const int n,
-                                         const int columns, const R *p,
-                                         int64_t ldp, const N(runs) * v,
-                                         int64_t j, int64_t e)
+/* The loops over rows of K and V, for each way their numbers are stored. */
+/*
+ * The sums of VL vectors as one vector, in their order. A round adds the halves
+ * of two vectors and interleaves them; the vectors of a pair stand half of what
+ * is left apart, so the last round puts neighbours side by side.
+ */
+TARGET static inline V N(sums)(V r[])
 {
-    V sum[4][8];
-
     UNROLL
-    for (int i = 0; i < n; i++) {
+    for (int half = VL / 2; half > 0; half /= 2) {
         UNROLL
-        for (int c = 0; c < columns; c++)
-            sum[i][c] = LOAD(o + i * ldo + e + c * VL);
+        for (int i = 0; i < half; i++)
+            r[i] = SHUFFLE(r[i], r[i + half], ZIP_LO) +
+                   SHUFFLE(r[i], r[i + half], ZIP_HI);
     }
-    for (int a = 0; a < VL; a++) {
-        const R *row = N(row_of)(v, j, a) + e;
-        const R *w = p + a % STREAMS * v->length + j + a / STREAMS;
-        V x[8];
-        N(ask)(v, row, columns * VL);
-        UNROLL
-        for (int c = 0; c < columns; c++)
-            x[c] = LOAD(row + c * VL);
-        UNROLL
-        for (int i = 0; i < n; i++) {
-            V y = SPLAT(w[i * ldp]);
-            UNROLL
-            for (int c = 0; c < columns; c++)
-                sum[i][c] = V_FMA(x[c], y, sum[i][c]);
-        }
-    }
-    UNROLL
-    for (int i = 0; i < n; i++) {
-        UNROLL
-        for (int c = 0; c < columns; c++)
-            STORE(o + i * ldo + e + c * VL, sum[i][c]);
-    }
+    return r[0];
 }
 
-/* n (1 to 4) rows of o, a strip of each run. */
-TARGET ALWAYS_INLINE void N(add_strips)(R *o, int64_t ldo, const int n,
-                                        const R *p, int64_t ldp,
-                                        const N(runs) * v, int64_t j,
-                                        int64_t width)
+/* See "Reading" in kernels_rows_tmpl.h. */
+#define STREAMS (VL >= 4 ? 4 : VL)
+/* Keys of a run taken together: those of all runs fill a vector. */
+#define STRIP (VL / STREAMS)
+#define AHEAD_BYTES 4096
+
+#define STORED same
+#define S R
+#define FROM(p) LOAD(p)
+#define FROM_ONE(x) (x)
+#include "kernels_rows_tmpl.h"
+
+/* 16 bits, for the type that has them. */
+#if defined(V_FROM_F16)
+typedef uint16_t N(halves)
+    __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+
+/* 16 bits to the upper half of 32. */
+TARGET static inline V N(from_bf16)(const uint16_t *p)
 {
-    int64_t e = 0;
+    return (V)(__builtin_convertvector(*(const N(halves) *)p, VI) << 16);
+}
 
-    /* 16 sums are enough to hide latency and leave registers for the rest. */
-    for (; n <= 2 && e + 8 * VL <= width; e += 8 * VL)
-        N(add_columns)(o, ldo, n, 8, p, ldp, v, j, e);
-    for (; e + 4 * VL <= width; e += 4 * VL)
-        N(add_columns)(o, ldo, n, 4, p, ldp, v, j, e);
-    for (; e + VL <= width; e += VL)
-        N(add_columns)(o, ldo, n, 1, p, ldp, v, j, e);
-    for (int a = 0; e < width && a < VL; a++) {
-        const R *row = N(row_of)(v, j, a);
-        const R *w = p + a % STREAMS * v->length + j + a / STREAMS;
-        for (int i = 0; i < n; i++)
-            for (int64_t f = e; f < width; f++)
-                o[i * ldo + f] += w[i * ldp] * row[f];
+#define STORED f16
+#define S uint16_t
+#define FROM(p) V_FROM_F16(p)
+#define FROM_ONE(x) from_f16(x)
+#include "kernels_rows_tmpl.h"
+
+#define STORED bf16
+#define S uint16_t
+#define FROM(p) N(from_bf16)(p)
+#define FROM_ONE(x) from_bf16(x)
+#include "kernels_rows_tmpl.h"
+
+#define EACH_STORED(name)                             \
+    {                                                 \
+        N(name##_same), N(name##_f16), N(name##_bf16) \
     }
-}
-
-TARGET static void N(add_rows_of)(R *o, int64_t ldo, int64_t n, const R *p,
-                                  int64_t ldp, const R *v, int64_t ld,
-                                  int64_t keys, int64_t width)
-{
-    const N(runs) r = N(cut_runs)(v, ld, keys, width);
-    int64_t whole = width / VL * VL;
-
-    for (int64_t j = 0; j < r.length; j += STRIP)
-        for (int64_t i = 0; i < n; i += 2)
-            if (n - i == 1)
-                N(add_strips)
-    (o + i * ldo, ldo, 1, p + i * ldp, ldp, &r, j, width);
-    else N(add_strips)(o + i * ldo, ldo, 2, p + i * ldp, ldp, &r, j, width);
-    for (int64_t j = STREAMS * r.length; j < keys; j++)
-        for (int64_t i = 0; i < n; i++) {
-            const R *row = v + j * ld;
-            V w = SPLAT(p[i * ldp + j]);
-            R *to = o + i * ldo;
-            for (int64_t e = 0; e < whole; e += VL)
-                STORE(to + e, V_FMA(LOAD(row + e), w, LOAD(to + e)));
-            for (int64_t e = whole; e < width; e++)
-                to[e] += p[i * ldp + j] * row[e];
-        }
-}
+#else
+#define EACH_STORED(name) \
+    {                     \
+        N(name##_same)    \
+    }
+#endif
 
 #define TABLE_OF(suffix) attn__kernels_##suffix
 #define TABLE(suffix) TABLE_OF(suffix)
-static const TABLE(SUFFIX)
-    N(kernels) = {N(pack),        N(unpack),      N(add_rows),
-                  N(byte_bits),   N(number_bits), N(transpose_bits),
-                  N(softmax),     N(exp),         N(rescale),
-                  N(nonfinite),   N(dots),        N(row_weights),
-                  N(add_rows_of), N(row)};
+static const TABLE(SUFFIX) N(kernels) = {N(pack),
+                                         N(unpack),
+                                         N(add_rows),
+                                         N(byte_bits),
+                                         N(number_bits),
+                                         N(transpose_bits),
+                                         N(softmax),
+                                         N(exp),
+                                         N(rescale),
+                                         N(nonfinite),
+                                         EACH_STORED(dots),
+                                         N(row_weights),
+                                         EACH_STORED(add_rows_of),
+                                         EACH_STORED(widen),
+                                         N(row)};
 
 #undef TABLE_OF
 #undef TABLE
@@ -849,6 +665,7 @@ static const TABLE(SUFFIX)
 #undef SELECT
 #undef SLACK
 
+#undef EACH_STORED
 #undef STREAMS
 #undef AHEAD_BYTES
 #undef STRIP
@@ -861,3 +678,4 @@ static const TABLE(SUFFIX)
 #undef V_KEEP
 #undef V_BITS
 #undef V_FMA
+#undef V_FROM_F16
