@@ -726,16 +726,17 @@ ATTN_API attn_status attn_kv_cache_append(
  * Attention of q (B,Hq,Tq,D) over the keys that the sequences hold, into out
  * (B,Hq,Tq,Dv): attn_sdpa with k and v from the cache. q and out are F64 if the
  * cache is, else F32. seqs may name a sequence twice. params as for attn_sdpa,
- * but the cache itself sets kv_lens, page_table, pages_per_seq, ring_starts and
- * kv_offsets, and cu_q, cu_k and num_seqs are refused.
- * ALIGN: 0 means ATTN_ALIGN_BOTTOM_RIGHT here: the queries stand where the last
+ * NULL: defaults, but that kv_lens, page_table, pages_per_seq, ring_starts and
+ * kv_offsets are set by the cache, and refused, as is cu_k. cu_q goes without
+ * it (B = num_seqs), not with a RING.
+ * align: 0 means ATTN_ALIGN_BOTTOM_RIGHT here: the queries stand where the last
  * keys do, as after appending the keys of the same tokens.
- * Tk, for masks and weights: the most keys that any of the sequences holds; for
- * PAGED that rounded up to whole pages; for a RING its capacity. Key j is the
- * j-th that is held.
+ * Tk, for masks and weights, is the most keys that one of the sequences holds,
+ * of PAGED rounded up to whole pages; of a RING its capacity. Key j is the j-th
+ * that is held.
  * Causal attention with a window of W tokens gives the same from a ring as from
  * all keys if its capacity is at least W + Tq - 1.
- * Returns as attn_sdpa, and ATTN_ERR_VALUE for seqs and for params refused.
+ * Returns as attn_sdpa, and ATTN_ERR_VALUE for seqs and what is refused.
  */
 ATTN_API attn_status attn_kv_cache_attend(const attn_context *context,
                                           const attn_kv_cache *cache,
