@@ -409,6 +409,22 @@ static attn_status prepare(attend_run *r, const attn_context *context,
     return *bytes == SIZE_MAX ? attn__fail_bytes(call_attend) : ATTN_OK;
 }
 
+/*
+ * The scratch memory to take where a block was too small: what will be needed
+ * too when the sequences have some more keys. Tiles grow up to ATTN__MAX_KEYS
+ * keys, so decoding asks for memory in its first step, and once more where long
+ * sequences are first split.
+ */
+static size_t bytes_later(const attend_run *r, size_t bytes)
+{
+    attn__sdpa p = r->sdpa;
+    size_t later;
+
+    p.kv_len = MAX(p.kv_len, MIN(r->cache->capacity, ATTN__MAX_KEYS));
+    later = attn__sdpa_bytes(&p);
+    return later > SIZE_MAX / 2 ? bytes : MAX(bytes, later);
+}
+
 attn_status attn_kv_cache_attend(const attn_context *context,
                                  const attn_kv_cache *cache,
                                  const int64_t *seqs,
@@ -418,19 +434,17 @@ attn_status attn_kv_cache_attend(const attn_context *context,
     attend_run r = {.cache = cache, .seqs = seqs, .q = q, .out = out};
     attn_status status = attend_check(&r, params);
     size_t own, needed, bytes = 0;
-    void *work = NULL;
+    void *work;
 
     if (!status)
         status = measure_arrays(call_attend, cache, r.batch, &own);
     if (status)
         return status;
     context = attn__context(context);
-    needed = own + 1;
     /* One block for the arrays and the engine, whose need is known only once
-     * the arrays are there; after the first call it is large enough. */
-    do {
+     * the arrays are there; the block of the call before is large enough. */
+    for (needed = own;; needed = own + bytes_later(&r, bytes)) {
         attn__bump bump;
-        attn__scratch_give(context, work);
         work = attn__scratch_take(context, needed);
         if (!work)
             return attn__fail(ATTN_ERR_NOMEM,
@@ -438,10 +452,12 @@ attn_status attn_kv_cache_attend(const attn_context *context,
                               call_attend, needed);
         bump = (attn__bump){work, 0};
         status = prepare(&r, context, &bump, &bytes);
-        if (!status && bytes > SIZE_MAX - own)
+        if (!status && bytes > SIZE_MAX / 2 - own)
             status = attn__fail_bytes(call_attend);
-        needed = own + bytes;
-    } while (!status && needed > attn__scratch_bytes(work));
+        if (status || own + bytes <= attn__scratch_bytes(work))
+            break;
+        attn__scratch_give(context, work);
+    }
     if (!status)
         attn__sdpa_run(&context->executor, &r.sdpa,
                        (unsigned char *)work + own);
