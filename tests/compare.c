@@ -25,6 +25,8 @@ static double fraction(long double got, const ref_num *want, double times)
 {
     if (want->error == REF_NOT_FINITE)
         return isfinite(got) ? HUGE_VAL : 0.0;
+    if (want->error == REF_AT_LEAST)
+        return got >= want->value ? 0.0 : HUGE_VAL;
     if (isnan(want->value) || isnan(got))
         return isnan(want->value) && isnan(got) ? 0.0 : HUGE_VAL;
     if (isinf(want->value) || isinf(got))
@@ -160,6 +162,8 @@ double compare_distance(const attn_tensor *a, const attn_tensor *b)
 
 static size_t size_of(attn_dtype dtype)
 {
+    if (dtype == ATTN_F16 || dtype == ATTN_BF16)
+        return 2;
     return dtype == ATTN_F32 ? 4 : dtype == ATTN_F64 ? 8 : 1;
 }
 

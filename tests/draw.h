@@ -14,18 +14,25 @@ typedef struct drawn {
     uint64_t seed, index;
     attn_sdpa_params params;
     tensor q, k, v, out; /* blocks NULL: alias of another */
-    tensor lse, weights, weights_mean;
-    int shares_kv; /* v is k's view */
-    int in_place;  /* out is q's view */
-    int threads;   /* 0: no context */
-    int use_work;  /* attn_sdpa_work in place of attn_sdpa */
-    int values;    /* class of the inputs' values, for the description */
-    double factor; /* of q's and k's numbers */
+    tensor lse, weights, weights_mean, scores_raw, scores_capped, scores;
+    tensor key_sums, max_weight, effective_keys, entropy;
+    tensor alibi, sinks, blocks;
+    int64_t sequences; /* of the batch, or of a ragged one */
+    int shares_kv;     /* v is k's view */
+    int in_place;      /* out is q's view */
+    int threads;       /* 0: no context */
+    int use_work;      /* attn_sdpa_work in place of attn_sdpa */
+    int values;        /* class of the inputs' values, for the description */
+    double factor;     /* of q's and k's numbers */
     attn_mask masks[ATTN_MAX_MASKS];
     tensor mask_memory[ATTN_MAX_MASKS];
     int64_t q_offsets[DRAW_MAX_SEQS], prefix_lens[DRAW_MAX_SEQS];
     int64_t q_lens[DRAW_MAX_SEQS], kv_lens[DRAW_MAX_SEQS];
     int64_t cu_q[DRAW_MAX_SEQS + 1], cu_k[DRAW_MAX_SEQS + 1];
+    int64_t kv_starts[DRAW_MAX_SEQS], kv_offsets[DRAW_MAX_SEQS];
+    int64_t ring_starts[DRAW_MAX_SEQS];
+    int32_t *q_segments, *kv_segments, *page_table; /* from malloc, or NULL */
+    int64_t num_q_segments, num_kv_segments;
 } drawn;
 
 void draw_call(drawn *d, uint64_t seed, uint64_t index);

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ------------------------------------------------------------ Numbers -- */
 
@@ -20,6 +21,11 @@ static long double smallest_normal(attn_dtype dtype)
     return dtype == ATTN_F32 ? (long double)FLT_MIN : (long double)DBL_MIN;
 }
 
+static long double largest_number(attn_dtype dtype)
+{
+    return dtype == ATTN_F32 ? (long double)FLT_MAX : (long double)DBL_MAX;
+}
+
 static void *allocate(int64_t n, size_t bytes)
 {
     void *p = calloc((size_t)n + 1, bytes);
@@ -28,6 +34,29 @@ static void *allocate(int64_t n, size_t bytes)
         abort();
     }
     return p;
+}
+
+/* IEEE 754 binary16: one bit of sign, five of exponent, ten of fraction. */
+static long double from_half(uint16_t bits)
+{
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    long double x;
+    if (exponent == 31)
+        x = fraction ? (long double)NAN : HUGE_VALL;
+    else if (exponent == 0)
+        x = ldexpl((long double)fraction, -24);
+    else
+        x = ldexpl((long double)(fraction + 1024), exponent - 25);
+    return bits & 0x8000 ? -x : x;
+}
+
+/* The upper half of a float. */
+static long double from_bfloat(uint16_t bits)
+{
+    const uint32_t whole = (uint32_t)bits << 16;
+    float x;
+    memcpy(&x, &whole, sizeof x);
+    return (long double)x;
 }
 
 long double ref_get(const attn_tensor *view, int64_t b, int64_t h, int64_t t,
@@ -39,6 +68,10 @@ long double ref_get(const attn_tensor *view, int64_t b, int64_t h, int64_t t,
         return (long double)((const float *)view->data)[at];
     if (view->dtype == ATTN_F64)
         return (long double)((const double *)view->data)[at];
+    if (view->dtype == ATTN_F16)
+        return from_half(((const uint16_t *)view->data)[at]);
+    if (view->dtype == ATTN_BF16)
+        return from_bfloat(((const uint16_t *)view->data)[at]);
     return (long double)((const unsigned char *)view->data)[at];
 }
 
@@ -67,38 +100,96 @@ static ref_tensor read_view(const attn_tensor *view)
     return r;
 }
 
-/* --------------------------------------------------------- Visibility -- */
+/* ------------------------------------------------------------ Problem -- */
+
+typedef struct problem {
+    const attn_sdpa_params *p;
+    ref_tensor q, k, v;
+    long double scale;
+    long double u;    /* unit roundoff */
+    long double tiny; /* smallest normal number */
+    long double huge; /* largest number */
+    ref_result *result;
+} problem;
 
 /* One sequence of the batch: where its rows are and how long it is. */
 typedef struct sequence {
     int64_t index;          /* b in masks and arrays */
     int64_t batch;          /* b in the tensors */
     int64_t q_start, q_len; /* q_len: rows that are computed */
-    int64_t k_start, k_len;
-    int64_t q_rows; /* rows that are written; zeros from q_len on */
-    int64_t offset; /* position of query 0 */
+    int64_t q_rows;         /* rows that are written; zeros from q_len on */
+    int64_t k_start;        /* row of key 0, if not in pages or a ring */
+    int64_t k_first, k_len; /* keys [k_first, k_len) are read */
+    int64_t offset;         /* position of query 0 */
+    int64_t k_offset;       /* position of key 0 */
 } sequence;
 
-static sequence find_sequence(const attn_sdpa_params *p, int64_t s,
-                              int64_t q_rows, int64_t k_rows)
+/* Tk as the arrays of a batch that is not ragged have it. */
+static int64_t keys_of(const problem *a)
 {
-    sequence q = {.index = s, .batch = s};
+    return a->p->page_table ? a->p->pages_per_seq * a->k.shape[2]
+                            : a->k.shape[2];
+}
+
+static int64_t sequences_of(const problem *a)
+{
+    return a->p->cu_q ? a->p->num_seqs : a->q.shape[0];
+}
+
+static sequence find_sequence(const problem *a, int64_t s)
+{
+    const attn_sdpa_params *p = a->p;
+    sequence q = {.index = s, .batch = s, .q_rows = a->q.shape[2]};
+    int64_t k_rows = keys_of(a);
     if (p->cu_q) {
         q.batch = 0;
         q.q_start = p->cu_q[s];
+        q.q_rows = p->cu_q[s + 1] - p->cu_q[s];
+    }
+    if (p->cu_k) {
         q.k_start = p->cu_k[s];
-        q_rows = p->cu_q[s + 1] - p->cu_q[s];
         k_rows = p->cu_k[s + 1] - p->cu_k[s];
     }
-    q.q_rows = q_rows;
-    q.q_len = p->q_lens ? p->q_lens[s] : q_rows;
+    q.q_len = p->q_lens ? p->q_lens[s] : q.q_rows;
     q.k_len = p->kv_lens ? p->kv_lens[s] : k_rows;
-    if (p->align == ATTN_ALIGN_BOTTOM_RIGHT)
-        q.offset = q.k_len - q.q_len;
-    else if (p->align == ATTN_ALIGN_OFFSET)
+    q.k_first = p->kv_starts ? p->kv_starts[s] : 0;
+    q.k_offset = p->kv_offsets ? p->kv_offsets[s] : 0;
+    if (p->align == ATTN_ALIGN_OFFSET)
         q.offset = p->q_offsets ? p->q_offsets[s] : p->q_offset;
+    else if (p->align == ATTN_ALIGN_BOTTOM_RIGHT)
+        q.offset = q.k_offset + q.k_len - q.q_len;
+    else
+        q.offset = q.k_offset;
     return q;
 }
+
+/* Where key j of a sequence lies: b and t of k and v. */
+static void find_key(const problem *a, const sequence *s, int64_t j, int64_t *b,
+                     int64_t *t)
+{
+    const attn_sdpa_params *p = a->p;
+    const int64_t rows = a->k.shape[2];
+    *b = s->batch;
+    *t = s->k_start + j;
+    if (p->page_table) {
+        *b = p->page_table[s->index * p->pages_per_seq + j / rows];
+        *t = j % rows;
+    } else if (p->ring_starts) {
+        *t = (p->ring_starts[s->index] + j) % rows;
+    }
+}
+
+/* A number of each head: a vector (1,1,1,Hq) or (B,Hq,1,1). */
+static long double of_head(const problem *a, const attn_tensor *x, int64_t b,
+                           int64_t h)
+{
+    const int64_t *n = x->shape;
+    if (n[0] == 1 && n[1] == 1 && n[3] == a->q.shape[1])
+        return ref_get(x, 0, 0, 0, h);
+    return ref_get(x, b, h, 0, 0);
+}
+
+/* --------------------------------------------------------- Visibility -- */
 
 static int64_t floor_div(int64_t a, int64_t n)
 {
@@ -138,49 +229,70 @@ static int masks_allow(const attn_sdpa_params *p, int64_t b, int64_t h,
     return visible;
 }
 
+/* The rules that go by positions. */
 static int rules_allow(const attn_sdpa_params *p, const sequence *s, int64_t i,
                        int64_t j)
 {
-    const int64_t at = s->offset + i;
+    const int64_t at = s->offset + i, key = s->k_offset + j;
     if (p->causal) {
-        const int in_prefix = p->prefix_lens && j < p->prefix_lens[s->index];
-        if (j > at && !in_prefix)
+        const int in_prefix = p->prefix_lens && key < p->prefix_lens[s->index];
+        if (key > at && !in_prefix)
             return 0;
     }
-    if ((p->flags & ATTN_SDPA_WINDOW) && j >= p->keep_first) {
-        if (p->window_left >= 0 && at - j > p->window_left)
+    if ((p->flags & ATTN_SDPA_WINDOW) && key >= p->keep_first) {
+        if (p->window_left >= 0 && at - key > p->window_left)
             return 0;
-        if (p->window_right >= 0 && j - at > p->window_right)
+        if (p->window_right >= 0 && key - at > p->window_right)
             return 0;
     }
-    if (p->chunk > 0 && floor_div(at, p->chunk) != floor_div(j, p->chunk))
+    if (p->chunk > 0 && floor_div(at, p->chunk) != floor_div(key, p->chunk))
         return 0;
     return 1;
 }
 
-/* ---------------------------------------------------------------- Row -- */
+static int segments_allow(const problem *a, const sequence *s, int64_t i,
+                          int64_t j)
+{
+    const attn_sdpa_params *p = a->p;
+    if (!p->q_segments)
+        return 1;
+    const int64_t q = p->cu_q ? s->q_start : s->index * a->q.shape[2];
+    const int64_t k = p->cu_k ? s->k_start : s->index * keys_of(a);
+    return p->q_segments[q + i] == p->kv_segments[k + j];
+}
 
-typedef struct problem {
-    const attn_sdpa_params *p;
-    ref_tensor q, k, v;
-    long double scale;
-    long double u;    /* unit roundoff */
-    long double tiny; /* smallest normal number */
-    ref_result *result;
-} problem;
+static int blocks_allow(const attn_sdpa_params *p, int64_t b, int64_t h,
+                        int64_t i, int64_t j)
+{
+    const attn_tensor *x = p->blocks;
+    return !x || ref_get(x, x->shape[0] == 1 ? 0 : b, x->shape[1] == 1 ? 0 : h,
+                         i / p->block_q, j / p->block_k) != 0.0L;
+}
+
+static int is_visible(const problem *a, const sequence *s, int64_t h, int64_t i,
+                      int64_t j, long double *added, long double *magnitude)
+{
+    return masks_allow(a->p, s->index, h, i, j, added, magnitude) &&
+           rules_allow(a->p, s, i, j) && segments_allow(a, s, i, j) &&
+           blocks_allow(a->p, s->index, h, i, j);
+}
+
+/* ------------------------------------------------------------- Scores -- */
 
 /* A key of one row. */
 typedef struct key {
     int visible;
-    long double z;      /* score */
-    long double dz;     /* its error, without the part that needs m */
-    long double weight; /* w */
-    long double up;     /* w (exp(dz) - 1) */
+    const ref_num *v; /* its value; NULL if the key is never read */
+    ref_num raw;      /* scale r */
+    ref_num capped;   /* u */
+    ref_num z;        /* error: without the part that needs m */
+    long double dz;   /* the whole error of z */
+    long double weight;
+    long double up; /* weight (exp(dz) - 1) */
 } key;
 
-/* Score of one query and key, and its error. */
-static void score(const problem *a, const ref_num *q, const ref_num *k,
-                  long double added, long double magnitude, key *out)
+/* scale q.k and its error. */
+static ref_num raw_score(const problem *a, const ref_num *q, const ref_num *k)
 {
     const int64_t width = a->q.shape[3];
     long double sum = 0.0L, size = 0.0L, inherited = 0.0L, reach = 0.0L;
@@ -192,44 +304,82 @@ static void score(const problem *a, const ref_num *q, const ref_num *k,
         reach += fabsl(k[d].value) + 1.0L;
     }
     const long double t = fabsl(a->scale);
-    out->z = a->scale * sum + added;
-    out->dz = a->u * (((long double)width + 8.0L) * t * size +
-                      8.0L * magnitude + 4.0L * fabsl(out->z)) +
-              t * inherited + a->tiny * (1.0L + t) * (reach + 1.0L);
+    const ref_num raw = {a->scale * sum,
+                         a->u * ((long double)width + 8.0L) * t * size +
+                             t * inherited +
+                             a->tiny * (1.0L + t) * (reach + 1.0L)};
+    return raw;
 }
 
-/* Fills the scores of row (h, i); the number of visible keys is returned. */
+static ref_num capped_score(const problem *a, ref_num raw)
+{
+    const long double c = (long double)a->p->softcap;
+    if (c == 0.0L)
+        return raw;
+    ref_num capped = {c * tanhl(raw.value / c), 0.0L};
+    if (!isinf(raw.value)) {
+        const long double nearest = fmaxl(fabsl(raw.value) - raw.error, 0.0L);
+        const long double t = tanhl(nearest / c);
+        capped.error = raw.error * (1.0L - t * t);
+    }
+    capped.error +=
+        8.0L * a->u * fabsl(capped.value) + 2.0L * c * a->u * a->tiny;
+    return capped;
+}
+
+/* The score of a visible key, from what is added to the capped one. */
+static void finish_score(const problem *a, const sequence *s, int64_t h,
+                         int64_t i, int64_t j, long double added,
+                         long double magnitude, key *to)
+{
+    if (a->p->alibi) {
+        const int64_t apart = s->offset + i - (s->k_offset + j);
+        const long double x =
+            of_head(a, a->p->alibi, s->index, h) * fabsl((long double)apart);
+        added -= x;
+        magnitude += fabsl(x);
+    }
+    to->z.value = to->capped.value + added;
+    to->z.error = to->capped.error +
+                  a->u * (8.0L * magnitude + 4.0L * fabsl(to->z.value));
+}
+
+/* Fills the keys of row (h, i); the number of visible ones is returned. */
 static int64_t row_scores(const problem *a, const sequence *s, int64_t h,
                           int64_t i, key *keys)
 {
     const int64_t g = h / (a->q.shape[1] / a->k.shape[1]);
+    const ref_num *q = ref_at(&a->q, s->batch, h, s->q_start + i, 0);
     int64_t visible = 0;
     for (int64_t j = 0; j < s->k_len; j++) {
+        const key unread = {.z = {-HUGE_VALL, 0.0L}};
         long double added, magnitude;
-        keys[j].visible =
-            masks_allow(a->p, s->index, h, i, j, &added, &magnitude) &&
-            rules_allow(a->p, s, i, j);
+        int64_t b, t;
+        keys[j] = unread;
+        if (j < s->k_first)
+            continue;
+        find_key(a, s, j, &b, &t);
+        keys[j].v = ref_at(&a->v, b, g, t, 0);
+        keys[j].raw = raw_score(a, q, ref_at(&a->k, b, g, t, 0));
+        keys[j].capped = capped_score(a, keys[j].raw);
+        keys[j].visible = is_visible(a, s, h, i, j, &added, &magnitude);
         if (!keys[j].visible)
             continue;
         visible++;
-        score(a, ref_at(&a->q, s->batch, h, s->q_start + i, 0),
-              ref_at(&a->k, s->batch, g, s->k_start + j, 0), added, magnitude,
-              &keys[j]);
+        finish_score(a, s, h, i, j, added, magnitude, &keys[j]);
     }
     return visible;
 }
 
-/* The largest visible score; NaN if there is one. */
-static long double row_max(const key *keys, int64_t n)
+/* ------------------------------------------------------------ Softmax -- */
+
+/* The largest visible score or the sink; NaN if one of them is. */
+static long double row_max(const key *keys, int64_t n, long double sink)
 {
-    long double m = -HUGE_VALL;
-    for (int64_t j = 0; j < n; j++) {
-        if (!keys[j].visible)
-            continue;
-        if (isnan(keys[j].z))
-            return keys[j].z;
-        m = keys[j].z > m ? keys[j].z : m;
-    }
+    long double m = sink;
+    for (int64_t j = 0; j < n && !isnan(m); j++)
+        if (keys[j].visible && !(keys[j].z.value <= m))
+            m = keys[j].z.value;
     return m;
 }
 
@@ -240,6 +390,8 @@ typedef struct row {
     long double max_dz;    /* the largest dz */
     long double rounding;  /* c of the header comment */
     int64_t visible, keys; /* visible ones, all */
+    int has_sink;
+    int is_nan;
 } row;
 
 /* exp(z-m+dz) - exp(z-m), where the difference must not cancel. */
@@ -250,25 +402,42 @@ static long double growth(long double z_minus_m, long double dz)
     return expl(z_minus_m + dz) - expl(z_minus_m);
 }
 
-static row row_softmax(const problem *a, key *keys, int64_t n, int64_t visible)
+/* Scores that are finite beside an infinite sink: L is inf, all weights 0. */
+static int sink_takes_all(const key *keys, int64_t n, long double sink)
 {
-    row r = {.visible = visible, .keys = n};
-    const long double m = row_max(keys, n);
-    long double sum = 0.0L;
+    return sink == HUGE_VALL && row_max(keys, n, -HUGE_VALL) < HUGE_VALL;
+}
+
+static row row_softmax(const problem *a, key *keys, int64_t n, int64_t visible,
+                       const long double *sink)
+{
+    const long double s = sink ? *sink : -HUGE_VALL;
+    row r = {.visible = visible, .keys = n, .has_sink = sink != NULL};
+    const long double m = row_max(keys, n, s);
+    r.rounding = a->u * (2.0L * (long double)(visible + r.has_sink) + 16.0L);
+    r.lse = s;
+    if (visible == 0 || sink_takes_all(keys, n, s))
+        return r;
+    long double sum = sink ? expl(s - m) : 0.0L;
     for (int64_t j = 0; j < n; j++)
         if (keys[j].visible)
-            sum += expl(keys[j].z - m);
-    r.lse = visible ? m + logl(sum) : -HUGE_VALL;
-    r.rounding = a->u * (2.0L * (long double)visible + 16.0L);
+            sum += expl(keys[j].z.value - m);
+    r.lse = m + logl(sum);
+    r.is_nan = isnan(sum);
     for (int64_t j = 0; j < n; j++) {
         key *c = &keys[j];
         if (!c->visible)
             continue;
-        c->dz += 4.0L * a->u * fabsl(m);
-        c->weight = expl(c->z - m) / sum;
-        c->up = growth(c->z - m, c->dz) / sum;
+        c->dz = c->z.error + 4.0L * a->u * fabsl(m);
+        c->weight = expl(c->z.value - m) / sum;
+        c->up = growth(c->z.value - m, c->dz) / sum;
         r.spread += c->up;
         r.max_dz = c->dz > r.max_dz ? c->dz : r.max_dz;
+    }
+    if (sink && s > -HUGE_VALL) {
+        const long double dz = 4.0L * a->u * (fabsl(s) + fabsl(m));
+        r.spread += growth(s - m, dz) / sum;
+        r.max_dz = dz > r.max_dz ? dz : r.max_dz;
     }
     return r;
 }
@@ -311,9 +480,9 @@ static ref_num lse_of(const problem *a, const row *r)
     return lse;
 }
 
-/* out(i,e) for values v(j) that are step numbers apart. */
+/* out(i,e). */
 static ref_num output_of(const problem *a, const row *r, const key *keys,
-                         const ref_num *v, int64_t step)
+                         int64_t e)
 {
     ref_num out = {0.0L, 0.0L};
     if (r->visible == 0)
@@ -321,9 +490,10 @@ static ref_num output_of(const problem *a, const row *r, const key *keys,
     long double size = 0.0L, moved = 0.0L, inherited = 0.0L, largest = 0.0L;
     long double far_v = 0.0L, all = 0.0L;
     int unsure = 0;
-    for (int64_t j = 0; j < r->keys; j++, v += step) {
+    for (int64_t j = 0; j < r->keys; j++) {
         if (!keys[j].visible)
             continue;
+        const ref_num *v = &keys[j].v[e];
         const long double x = fabsl(v->value);
         out.value += keys[j].weight * v->value;
         size += keys[j].weight * x;
@@ -352,6 +522,83 @@ static ref_num output_of(const problem *a, const row *r, const key *keys,
     return out;
 }
 
+/* ------------------------------------------------ What a row tells -- */
+
+static const ref_num not_a_number = {(long double)NAN, 0.0L};
+
+static ref_num largest_weight(const problem *a, const row *r, const key *keys)
+{
+    ref_num most = {0.0L, 0.0L};
+    long double above = 0.0L;
+    if (r->is_nan)
+        return not_a_number;
+    for (int64_t j = 0; j < r->keys; j++) {
+        const ref_num w = weight_of(a, r, &keys[j]);
+        most = w.value > most.value || j == 0 ? w : most;
+        above = fmaxl(above, w.value + w.error);
+    }
+    most.error = fmaxl(most.error, above - most.value);
+    return most;
+}
+
+static ref_num effective_keys(const problem *a, const row *r, const key *keys)
+{
+    ref_num count = {0.0L, 0.0L};
+    long double sum = 0.0L, wrong = 0.0L;
+    const long double n = (long double)r->visible;
+    if (r->is_nan)
+        return not_a_number;
+    if (r->visible == 0)
+        return count;
+    for (int64_t j = 0; j < r->keys; j++) {
+        const ref_num w = weight_of(a, r, &keys[j]);
+        sum += w.value * w.value;
+        wrong += (2.0L * w.value + w.error) * w.error;
+    }
+    wrong += a->u * (n + 8.0L) * sum + n * a->tiny;
+    const long double margin = 1.0L + a->u * (n + 8.0L);
+    const long double low = fmaxl(1.0L / (sum + wrong), 1.0L / margin);
+    long double high = wrong < sum ? 1.0L / (sum - wrong) : HUGE_VALL;
+    if (!r->has_sink)
+        high = fminl(high, n * margin);
+    if (high > a->huge) {
+        count.value = low;
+        count.error = REF_AT_LEAST;
+        return count;
+    }
+    count.value = 1.0L / sum;
+    count.error = fmaxl(count.value - low, high - count.value);
+    return count;
+}
+
+static ref_num entropy_of(const problem *a, const row *r, const key *keys)
+{
+    ref_num h = {0.0L, 0.0L};
+    const long double n = (long double)r->visible;
+    /* Where the smallest weight that is not 0 has its logarithm. */
+    const long double most = logl(n + 1.0L) - logl(a->tiny) - logl(a->u);
+    if (r->is_nan)
+        return not_a_number;
+    if (r->visible == 0)
+        return h;
+    for (int64_t j = 0; j < r->keys; j++) {
+        if (!keys[j].visible)
+            continue;
+        const ref_num w = weight_of(a, r, &keys[j]);
+        const long double l = fminl(fabsl(keys[j].z.value - r->lse), most);
+        if (w.value > 0.0L) /* 0 ln 0 is 0 */
+            h.value -= w.value * (keys[j].z.value - r->lse);
+        h.error += w.error * (l + 2.0L) * (w.error < 0.5L * w.value ? 1 : 4);
+    }
+    const long double rounding = a->u * (n + 16.0L);
+    const long double end = logl(n) + (r->has_sink ? expl(-1.0L) : 0.0L);
+    h.error = fminl(h.error, fmaxl(h.value, end - h.value) + rounding * end);
+    h.error += rounding * h.value + a->tiny;
+    return h;
+}
+
+/* --------------------------------------------------------------- Rows -- */
+
 /* Rows that belong to a sequence but not to its q_len: all zeros. */
 static void write_zero_row(const problem *a, const sequence *s, int64_t h,
                            int64_t i)
@@ -359,28 +606,51 @@ static void write_zero_row(const problem *a, const sequence *s, int64_t h,
     const ref_num zero = {0.0L, 0.0L};
     const ref_num none = {-HUGE_VALL, 0.0L};
     const int64_t at = s->q_start + i;
+    ref_result *to = a->result;
     for (int64_t e = 0; e < a->v.shape[3]; e++)
-        *ref_at(&a->result->out, s->batch, h, at, e) = zero;
-    *ref_at(&a->result->lse, s->batch, h, at, 0) = none;
+        *ref_at(&to->out, s->batch, h, at, e) = zero;
+    *ref_at(&to->lse, s->batch, h, at, 0) = none;
+    *ref_at(&to->max_weight, s->batch, h, at, 0) = zero;
+    *ref_at(&to->effective_keys, s->batch, h, at, 0) = zero;
+    *ref_at(&to->entropy, s->batch, h, at, 0) = zero;
+}
+
+/* What row (h, i) leaves in the outputs that have a place for each key. */
+static void write_keys(const problem *a, const sequence *s, int64_t h,
+                       int64_t i, const row *r, const key *keys)
+{
+    ref_result *to = a->result;
+    for (int64_t j = 0; j < s->k_len; j++) {
+        const ref_num w = weight_of(a, r, &keys[j]);
+        ref_num *sum = ref_at(&to->key_sums, s->index, h, 0, j);
+        *ref_at(&to->scores_raw, s->index, h, i, j) = keys[j].raw;
+        *ref_at(&to->scores_capped, s->index, h, i, j) = keys[j].capped;
+        *ref_at(&to->scores, s->index, h, i, j) = keys[j].z;
+        *ref_at(&to->weights, s->index, h, i, j) = w;
+        sum->value += w.value;
+        sum->error += w.error + a->u * ((long double)s->q_len + 4.0L) * w.value;
+    }
 }
 
 static void write_row(const problem *a, const sequence *s, int64_t h, int64_t i,
                       key *keys)
 {
     ref_result *to = a->result;
-    const int64_t g = h / (a->q.shape[1] / a->k.shape[1]);
-    const int64_t width = a->v.shape[3], at = s->q_start + i;
+    const int64_t at = s->q_start + i;
+    long double sink = 0.0L;
+    if (a->p->sinks)
+        sink = of_head(a, a->p->sinks, s->index, h);
     const int64_t visible = row_scores(a, s, h, i, keys);
-    const row r = row_softmax(a, keys, s->k_len, visible);
-    for (int64_t e = 0; e < width; e++) {
-        const ref_num *v =
-            s->k_len ? ref_at(&a->v, s->batch, g, s->k_start, e) : NULL;
-        *ref_at(&to->out, s->batch, h, at, e) =
-            output_of(a, &r, keys, v, width);
-    }
+    const row r =
+        row_softmax(a, keys, s->k_len, visible, a->p->sinks ? &sink : NULL);
+    for (int64_t e = 0; e < a->v.shape[3]; e++)
+        *ref_at(&to->out, s->batch, h, at, e) = output_of(a, &r, keys, e);
     *ref_at(&to->lse, s->batch, h, at, 0) = lse_of(a, &r);
-    for (int64_t j = 0; j < s->k_len; j++)
-        *ref_at(&to->weights, s->index, h, i, j) = weight_of(a, &r, &keys[j]);
+    *ref_at(&to->max_weight, s->batch, h, at, 0) = largest_weight(a, &r, keys);
+    *ref_at(&to->effective_keys, s->batch, h, at, 0) =
+        effective_keys(a, &r, keys);
+    *ref_at(&to->entropy, s->batch, h, at, 0) = entropy_of(a, &r, keys);
+    write_keys(a, s, h, i, &r, keys);
 }
 
 static void average_weights(const problem *a)
@@ -414,35 +684,52 @@ static int64_t longest(const int64_t *cu, int64_t num_seqs, int64_t rows)
     return most;
 }
 
+static void fill(const ref_tensor *t, long double value, long double error)
+{
+    const int64_t *s = t->shape;
+    for (int64_t n = 0; n < s[0] * s[1] * s[2] * s[3]; n++) {
+        t->num[n].value = value;
+        t->num[n].error = error;
+    }
+}
+
 static void prepare_outputs(const problem *a)
 {
     const attn_sdpa_params *p = a->p;
     const int64_t batch = a->q.shape[0], heads = a->q.shape[1];
-    const int64_t rows = a->q.shape[2], width = a->v.shape[3];
-    const int64_t sequences = p->cu_q ? p->num_seqs : batch;
-    const int64_t q_len = longest(p->cu_q, p->num_seqs, rows);
-    const int64_t k_len = longest(p->cu_k, p->num_seqs, a->k.shape[2]);
+    const int64_t rows = a->q.shape[2];
+    const int64_t n = sequences_of(a);
+    const int64_t q_len = longest(p->cu_q, n, rows);
+    const int64_t k_len = longest(p->cu_k, n, keys_of(a));
     ref_result *r = a->result;
-    r->out = make(batch, heads, rows, width);
+    r->out = make(batch, heads, rows, a->v.shape[3]);
     r->lse = make(batch, heads, rows, 1);
-    r->weights = make(sequences, heads, q_len, k_len);
-    r->weights_mean = make(sequences, 1, q_len, k_len);
+    r->max_weight = make(batch, heads, rows, 1);
+    r->effective_keys = make(batch, heads, rows, 1);
+    r->entropy = make(batch, heads, rows, 1);
+    r->weights = make(n, heads, q_len, k_len);
+    r->weights_mean = make(n, 1, q_len, k_len);
+    r->scores_raw = make(n, heads, q_len, k_len);
+    r->scores_capped = make(n, heads, q_len, k_len);
+    r->scores = make(n, heads, q_len, k_len);
+    r->key_sums = make(n, heads, 1, k_len);
+    fill(&r->scores, -HUGE_VALL, 0.0L);
     if (!p->cu_q)
         return;
-    for (int64_t n = 0; n < batch * heads * rows * width; n++)
-        r->out.num[n].error = REF_UNTOUCHED;
-    for (int64_t n = 0; n < batch * heads * rows; n++)
-        r->lse.num[n].error = REF_UNTOUCHED;
+    fill(&r->out, 0.0L, REF_UNTOUCHED);
+    fill(&r->lse, 0.0L, REF_UNTOUCHED);
+    fill(&r->max_weight, 0.0L, REF_UNTOUCHED);
+    fill(&r->effective_keys, 0.0L, REF_UNTOUCHED);
+    fill(&r->entropy, 0.0L, REF_UNTOUCHED);
 }
 
 static void attend(const problem *a)
 {
     const int64_t heads = a->q.shape[1];
-    key *keys = allocate(a->k.shape[2], sizeof *keys);
+    key *keys = allocate(keys_of(a), sizeof *keys);
     prepare_outputs(a);
-    const int64_t sequences = a->p->cu_q ? a->p->num_seqs : a->q.shape[0];
-    for (int64_t n = 0; n < sequences; n++) {
-        const sequence s = find_sequence(a->p, n, a->q.shape[2], a->k.shape[2]);
+    for (int64_t n = 0; n < sequences_of(a); n++) {
+        const sequence s = find_sequence(a, n);
         for (int64_t h = 0; h < heads; h++) {
             for (int64_t i = 0; i < s.q_len; i++)
                 write_row(a, &s, h, i, keys);
@@ -465,6 +752,13 @@ static long double scale_of(const attn_sdpa_params *p, int64_t width)
     return width > 0 ? 1.0L / sqrtl((long double)width) : 0.0L;
 }
 
+static void set_type(problem *a, attn_dtype dtype)
+{
+    a->u = unit_roundoff(dtype);
+    a->tiny = smallest_normal(dtype);
+    a->huge = largest_number(dtype);
+}
+
 void ref_sdpa(ref_result *result, const attn_sdpa_params *params,
               const attn_tensor *q, const attn_tensor *k, const attn_tensor *v)
 {
@@ -474,12 +768,41 @@ void ref_sdpa(ref_result *result, const attn_sdpa_params *params,
     a.k = read_view(k);
     a.v = read_view(v);
     a.scale = scale_of(a.p, q->shape[3]);
-    a.u = unit_roundoff(q->dtype);
-    a.tiny = smallest_normal(q->dtype);
+    set_type(&a, q->dtype);
     attend(&a);
     free(a.q.num);
     free(a.k.num);
     free(a.v.num);
+}
+
+static ref_tensor shape_of(const attn_tensor *x)
+{
+    ref_tensor t = {{0}, NULL};
+    memcpy(t.shape, x->shape, sizeof t.shape);
+    return t;
+}
+
+void ref_seen_rows(unsigned char *seen, const attn_sdpa_params *params,
+                   const attn_tensor *q, const attn_tensor *k)
+{
+    const problem a = {.p = params, .q = shape_of(q), .k = shape_of(k)};
+    const int64_t *n = k->shape;
+    memset(seen, 0, (size_t)(n[0] * n[1] * n[2]));
+    for (int64_t c = 0; c < sequences_of(&a); c++) {
+        const sequence s = find_sequence(&a, c);
+        for (int64_t j = s.k_first; j < s.k_len; j++) {
+            int64_t b, t;
+            find_key(&a, &s, j, &b, &t);
+            for (int64_t h = 0; h < q->shape[1]; h++) {
+                const int64_t g = h / (q->shape[1] / n[1]);
+                unsigned char *mark = &seen[(b * n[1] + g) * n[2] + t];
+                long double added, magnitude;
+                for (int64_t i = 0; i < s.q_len && !*mark; i++)
+                    *mark = (unsigned char)is_visible(&a, &s, h, i, j, &added,
+                                                      &magnitude);
+            }
+        }
+    }
 }
 
 /* Row first..first+n-1 of a projection matrix, whichever way it is stored,
@@ -596,8 +919,7 @@ void ref_mha(ref_result *result, const attn_mha_params *params,
     const attn_sdpa_params none = ATTN_SDPA_PARAMS_INIT;
     problem a = {.p = params->attention ? params->attention : &none,
                  .result = result};
-    a.u = unit_roundoff(x_q->dtype);
-    a.tiny = smallest_normal(x_q->dtype);
+    set_type(&a, x_q->dtype);
     if (!x_k)
         x_k = x_q;
     if (!x_v)
@@ -616,10 +938,14 @@ void ref_mha(ref_result *result, const attn_mha_params *params,
 
 void ref_free(ref_result *result)
 {
-    free(result->out.num);
-    free(result->lse.num);
-    free(result->weights.num);
-    free(result->weights_mean.num);
+    ref_tensor *const all[] = {&result->out,        &result->lse,
+                               &result->weights,    &result->weights_mean,
+                               &result->scores_raw, &result->scores_capped,
+                               &result->scores,     &result->key_sums,
+                               &result->max_weight, &result->effective_keys,
+                               &result->entropy};
+    for (size_t n = 0; n < sizeof all / sizeof all[0]; n++)
+        free(all[n]->num);
     const ref_result empty = {0};
     *result = empty;
 }

@@ -8,23 +8,49 @@
  * type of the inputs may have. The bound is derived, not tuned. With u half
  * the machine epsilon of the type, n the number of keys of the row:
  *
- *   score     dz(j) = u ((D+8) P(j) + 8 A(j) + 4 (|z(j)| + |m|))
+ *   raw       r = scale q.k:  dr(j) = u (D+8) P(j)
  *             P(j) = |scale| sum |q||k|: a sum of D products, in any order,
  *             errs by at most D u P; 8 u covers scale, the factor log2(e) and
- *             the rounding of each. A(j) = sum of the |ADD| values. The last
- *             term is the rounding of z - m and of a stored LSE.
+ *             the rounding of each. k stored in 16 bits is exact.
+ *   capped    c tanh(r/c): dr times the steepest slope of tanh within it,
+ *             1 - tanh^2((|r|-dr)/c), which is 1 at most; 8 u |c tanh(r/c)|
+ *             for the quotient, the tanh and the product; and c times the
+ *             smallest subnormal number, since r/c may be one.
+ *   score     dz(j) = du(j) + u (8 A(j) + 8 a(j) + 4 (|z(j)| + |m|))
+ *             du the error of the line above, A(j) = sum of the |ADD| values,
+ *             a(j) = |slope| |p - j|, where the distance, its product and the
+ *             sum round once each. The last term is the rounding of z - m and
+ *             of a stored LSE.
  *   weight    a weight is exp(z-m)/sum: wrong scores multiply it by a factor
  *             between exp(-dz) and exp(dz), and the sum by 1 +- s,
  *             s = sum w (exp(dz)-1); c = u (2n+16) is for exp itself, the
  *             sum, the factors of a running maximum and the division:
  *             dw = (w (exp(dz)-1) + w s + c w) / (1-s)
+ *             A sink is one more term of the sum, exact but for z - m; m is
+ *             then the largest of the scores and the sink.
  *   out       do = (sum |v| w (exp(dz)-1) + |out| s + c sum w|v|) / (1-s)
  *             and never more than the distance from out to the farthest
- *             visible v: any weights with sum 1 stay within the values.
+ *             visible v: any weights with sum 1 stay within the values, and
+ *             with a smaller sum within the values and 0.
  *   lse       dL = s/(1-s) or max dz, if that is smaller; plus c and u |L|.
+ *   key sums  the dw of the column, and u (Tq+4) for the sum.
+ *   largest weight
+ *             above, it may be any weight with its dw; below, the largest one
+ *             without its dw.
+ *   effective keys
+ *             1/S with S = sum w^2 wrong by dS = sum (2 w dw + dw^2) and
+ *             u (n+8) S: between 1/(S+dS) and 1/(S-dS), and whatever the
+ *             scores are in [1,n], or without an upper end if there is a sink.
+ *   entropy   x ln x has the slope ln x + 1, and 1/x bends it: a weight moves
+ *             its term by dw (|ln w| + 2), or if dw is not below w/2 by no more
+ *             than 4 dw (|ln w| + 2), since the term of any x up to 3 dw is
+ *             below that. |ln w| counts up to where the type's exp is 0. u
+ *             (n+16) H is for the terms and their sum, which all have one sign
+ *             as H = ln sum exp(z-m) + sum w (m-z). Whatever the scores are, H
+ *             is in [0, ln n], or up to ln n + 1/e if a sink takes its part.
  *
  * The smallest normal number is added wherever a product may underflow. In a
- * layer the errors of the projections enter through dz and v and go through
+ * layer the errors of the projections enter through dr and v and go through
  * the output projection with the magnitudes of its weights. Values that are
  * not finite have no bound: they are compared by class.
  */
@@ -36,12 +62,15 @@
 typedef struct ref_num {
     long double value;
     /* REF_UNTOUCHED: the library must not write here. REF_NOT_FINITE: inf or
-     * NaN, as an infinite v meets a weight that the type may round to 0. */
+     * NaN, as an infinite v meets a weight that the type may round to 0.
+     * REF_AT_LEAST: value or more, inf too: 1 / sum of w^2 where the sum may
+     * be 0 or the quotient beyond the type. */
     long double error;
 } ref_num;
 
 #define REF_UNTOUCHED (-1.0L)
 #define REF_NOT_FINITE (-2.0L)
+#define REF_AT_LEAST (-3.0L)
 
 /* Contiguous, in the shape that the argument of the same name must have. */
 typedef struct ref_tensor {
@@ -54,6 +83,13 @@ typedef struct ref_result {
     ref_tensor lse;
     ref_tensor weights;
     ref_tensor weights_mean;
+    ref_tensor scores_raw;
+    ref_tensor scores_capped;
+    ref_tensor scores;
+    ref_tensor key_sums;
+    ref_tensor max_weight;
+    ref_tensor effective_keys;
+    ref_tensor entropy;
 } ref_result;
 
 /* What attn_sdpa with these arguments must give; params may be NULL. Outputs
@@ -68,7 +104,12 @@ void ref_mha(ref_result *result, const attn_mha_params *params,
 
 void ref_free(ref_result *result);
 
-/* Element (b,h,t,d) of a float, double or unsigned char view. */
+/* Which rows of k and v, as they lie in memory, some query sees: entry
+ * (b*Hkv + g)*T + t of seen, with the sizes of k, is set to 1 or 0. */
+void ref_seen_rows(unsigned char *seen, const attn_sdpa_params *params,
+                   const attn_tensor *q, const attn_tensor *k);
+
+/* Element (b,h,t,d) of a view of any type of attn.h. */
 long double ref_get(const attn_tensor *view, int64_t b, int64_t h, int64_t t,
                     int64_t d);
 /* The number that a contiguous ref_tensor holds there. */

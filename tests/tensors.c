@@ -1,15 +1,18 @@
 #include "tensors.h"
 #include "ref.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of 0xFF are a NaN as float and as double, and "true" in a mask. */
+/* Bytes of 0xFF are a NaN in every type of numbers, and "true" in a mask. */
 enum { PATTERN = 0xFF };
 
 static int64_t size_of(attn_dtype dtype)
 {
+    if (dtype == ATTN_F16 || dtype == ATTN_BF16)
+        return 2;
     return dtype == ATTN_F32 ? 4 : dtype == ATTN_F64 ? 8 : 1;
 }
 
@@ -94,14 +97,58 @@ void tensor_free(tensor *t)
     t->block = NULL;
 }
 
+/* The nearest number of `fraction` bits behind the point of a leading 1, at
+ * least 2^least apart, ties to even; the type ends at 2^end. */
+static double round_to(double x, int fraction, int least, int end)
+{
+    int exponent;
+    if (!isfinite(x) || x == 0.0)
+        return x;
+    frexp(x, &exponent); /* |x| in [2^(exponent-1), 2^exponent) */
+    const int step = exponent - 1 - fraction;
+    const double unit = ldexp(1.0, step > least ? step : least);
+    const double rounded = nearbyint(x / unit) * unit;
+    return fabs(rounded) < ldexp(1.0, end) ? rounded : copysign(HUGE_VAL, x);
+}
+
+/* IEEE 754 binary16. */
+static uint16_t to_half(double value)
+{
+    const double x = fabs(round_to(value, 10, -24, 16));
+    const uint16_t sign = signbit(value) ? 0x8000 : 0;
+    int exponent;
+    if (isnan(x))
+        return 0x7E00;
+    if (isinf(x))
+        return sign | 0x7C00;
+    if (x < 0x1p-14) /* subnormal: in units of 2^-24 */
+        return (uint16_t)(sign | (unsigned)ldexp(x, 24));
+    frexp(x, &exponent);
+    const unsigned fraction = (unsigned)ldexp(x, 11 - exponent) & 1023u;
+    return (uint16_t)(sign | (unsigned)(exponent + 14) << 10 | fraction);
+}
+
+/* The upper half of the float that is nearest among those with an empty lower
+ * half. */
+static uint16_t to_bfloat(double value)
+{
+    const float x = (float)round_to(value, 7, -133, 128);
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return isnan(x) ? 0x7FC0 : (uint16_t)(bits >> 16);
+}
+
 static void put(const attn_tensor *v, unsigned char *p, long double value)
 {
     const float f = (float)value;
     const double g = (double)value;
+    const uint16_t half = v->dtype == ATTN_F16 ? to_half(g) : to_bfloat(g);
     if (v->dtype == ATTN_F32)
         memcpy(p, &f, sizeof f);
     else if (v->dtype == ATTN_F64)
         memcpy(p, &g, sizeof g);
+    else if (v->dtype == ATTN_F16 || v->dtype == ATTN_BF16)
+        memcpy(p, &half, sizeof half);
     else
         *p = (unsigned char)value;
 }

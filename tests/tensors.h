@@ -2,7 +2,7 @@
  * Tensors of tests: memory with a view on it. The view may be contiguous or
  * lie scattered in a larger block, in any order of dimensions, with gaps,
  * negative strides and (for inputs) strides of 0. All bytes of the block that
- * belong to no element hold a pattern that is a NaN in both types: an input
+ * belong to no element hold a pattern that is a NaN in all types: an input
  * read outside its view spoils the result, an output written outside its view
  * spoils the pattern.
  */

@@ -78,8 +78,16 @@ static attn_status run(drawn *d)
                      &d->out.view);
 }
 
+static int64_t check_surroundings(const char *name, const tensor *t)
+{
+    if (!t->block || tensor_surroundings_intact(t))
+        return 0;
+    print_error("memory around %s was written\n", name);
+    return 1;
+}
+
 /* Elements that no sequence owns must be what they were before. */
-static int64_t written_outside(const attn_tensor *now,
+static int64_t written_outside(const char *name, const attn_tensor *now,
                                const attn_tensor *before,
                                const ref_tensor *want)
 {
@@ -94,52 +102,85 @@ static int64_t written_outside(const attn_tensor *now,
         written += !(x == y || (isnan(x) && isnan(y)));
     }
     if (written)
-        print_error("%" PRId64 " elements of no sequence were written\n",
-                    written);
+        print_error("%s: %" PRId64 " elements of no sequence were written\n",
+                    name, written);
     return written;
 }
 
-static int64_t check_surroundings(const char *name, const tensor *t)
+/* One output of a call, with the oracle's. */
+typedef struct output {
+    const char *name;
+    const tensor *t;
+    const ref_tensor *want;
+    tensor before;
+} output;
+
+enum { NUM_OUTPUTS = 11 };
+
+static void list_outputs(const drawn *d, const ref_result *want,
+                         output all[NUM_OUTPUTS])
 {
-    if (!t->block || tensor_surroundings_intact(t))
-        return 0;
-    print_error("memory around %s was written\n", name);
-    return 1;
+    const output list[NUM_OUTPUTS] = {
+        {.name = "out", .t = d->in_place ? &d->q : &d->out, .want = &want->out},
+        {.name = "lse", .t = &d->lse, .want = &want->lse},
+        {.name = "weights", .t = &d->weights, .want = &want->weights},
+        {.name = "weights_mean",
+         .t = &d->weights_mean,
+         .want = &want->weights_mean},
+        {.name = "scores_raw", .t = &d->scores_raw, .want = &want->scores_raw},
+        {.name = "scores_capped",
+         .t = &d->scores_capped,
+         .want = &want->scores_capped},
+        {.name = "scores", .t = &d->scores, .want = &want->scores},
+        {.name = "key_sums", .t = &d->key_sums, .want = &want->key_sums},
+        {.name = "max_weight", .t = &d->max_weight, .want = &want->max_weight},
+        {.name = "effective_keys",
+         .t = &d->effective_keys,
+         .want = &want->effective_keys},
+        {.name = "entropy", .t = &d->entropy, .want = &want->entropy}};
+    memcpy(all, list, sizeof list);
+    for (int n = 0; n < NUM_OUTPUTS; n++)
+        if (all[n].t->block)
+            all[n].before = tensor_copy(&all[n].t->view, all[n].t->view.dtype);
 }
 
-static int64_t check_output(const char *name, const char *context,
-                            const tensor *t, const ref_tensor *want)
+static int64_t check_output(const output *o, const char *context)
 {
-    if (!t->block)
+    if (!o->t->block)
         return 0;
-    return compare_tensor(name, context, &t->view, want, 1.0) +
-           check_surroundings(name, t);
+    return compare_tensor(o->name, context, &o->t->view, o->want, 1.0) +
+           check_surroundings(o->name, o->t) +
+           written_outside(o->name, &o->t->view, &o->before.view, o->want);
+}
+
+static int64_t check_inputs(const drawn *d)
+{
+    return check_surroundings("q", &d->q) + check_surroundings("k", &d->k) +
+           check_surroundings("v", &d->v) +
+           check_surroundings("alibi", &d->alibi) +
+           check_surroundings("sinks", &d->sinks) +
+           check_surroundings("blocks", &d->blocks);
 }
 
 static int64_t check_call(drawn *d, const char *context)
 {
     ref_result want;
+    output all[NUM_OUTPUTS];
     ref_sdpa(&want, &d->params, &d->q.view, &d->k.view, &d->v.view);
-    tensor before = tensor_copy(&d->out.view, d->out.view.dtype);
+    list_outputs(d, &want, all);
     int64_t wrong = 0;
     const attn_status status = run(d);
     if (status != ATTN_OK) {
         print_error("%s: %s; %s\n", attn_strerror(status), attn_last_error(),
                     context);
         wrong = 1;
-    } else {
-        const tensor *out = d->in_place ? &d->q : &d->out;
-        wrong += check_output("out", context, out, &want.out);
-        wrong += check_output("lse", context, &d->lse, &want.lse);
-        wrong += check_output("weights", context, &d->weights, &want.weights);
-        wrong += check_output("weights_mean", context, &d->weights_mean,
-                              &want.weights_mean);
-        wrong += written_outside(&d->out.view, &before.view, &want.out);
     }
-    wrong += check_surroundings("q", &d->q);
-    wrong += check_surroundings("k", &d->k);
-    wrong += check_surroundings("v", &d->v);
-    tensor_free(&before);
+    for (int n = 0; n < NUM_OUTPUTS; n++) {
+        if (status == ATTN_OK)
+            wrong += check_output(&all[n], context);
+        tensor_free(&all[n].before);
+    }
+    wrong += check_inputs(d);
     ref_free(&want);
     return wrong;
 }

@@ -149,6 +149,11 @@ struct sdpa {
     attn_tensor lse, weights, mean;
     attn_mask masks[ATTN_MAX_MASKS + 1];
     int64_t *q_offsets, *prefix_lens, *q_lens, *kv_lens, *cu_q, *cu_k;
+    int64_t *kv_starts, *kv_offsets, *ring_starts;
+    int32_t *q_segments, *kv_segments, *page_table;
+    attn_tensor slopes, sinks, blocks;
+    attn_tensor raw, capped, scores, key_sums;
+    attn_tensor max_weight, effective_keys, entropy;
     const attn_sdpa_params *pp;
     const attn_tensor *pq, *pk, *pv, *pout;
 };
@@ -167,6 +172,39 @@ static int64_t *take_numbers(int64_t first, int64_t step)
     for (int n = 0; n < 4; n++)
         numbers[n] = first + n * step;
     return numbers;
+}
+
+/* So many numbers from 0 on. */
+static int32_t *take_small_numbers(int64_t n)
+{
+    int32_t *numbers = take((size_t)n * sizeof *numbers);
+    for (int64_t i = 0; i < n; i++)
+        numbers[i] = (int32_t)i;
+    return numbers;
+}
+
+/* What the fields after the first version of the struct need. */
+static void sdpa_base_of_later_fields(struct sdpa *c)
+{
+    c->kv_starts = take_numbers(0, 1);
+    c->kv_offsets = take_numbers(7, 2);
+    c->ring_starts = take_numbers(4, -1);
+    c->q_segments = take_small_numbers(B * TQ);
+    c->kv_segments = take_small_numbers(B * TK);
+    c->page_table = take_small_numbers(6);
+    c->slopes = take_view(ATTN_F32, 1, 1, 1, HQ);
+    c->sinks = take_view(ATTN_F32, B, HQ, 1, 1);
+    c->blocks = take_view(ATTN_U8, B, HQ, 2, 3);
+    kit_fill(&c->slopes);
+    kit_fill(&c->sinks);
+    kit_fill(&c->blocks);
+    c->raw = take_view(ATTN_F32, B, HQ, TQ, TK);
+    c->capped = take_view(ATTN_F32, B, HQ, TQ, TK);
+    c->scores = take_view(ATTN_F32, B, HQ, TQ, TK);
+    c->key_sums = take_view(ATTN_F32, B, HQ, 1, TK);
+    c->max_weight = take_view(ATTN_F32, B, HQ, TQ, 1);
+    c->effective_keys = take_view(ATTN_F32, B, HQ, TQ, 1);
+    c->entropy = take_view(ATTN_F32, B, HQ, TQ, 1);
 }
 
 static void sdpa_base(struct sdpa *c)
@@ -195,6 +233,7 @@ static void sdpa_base(struct sdpa *c)
     c->kv_lens = take_numbers(2, 1);
     c->cu_q = take_numbers(0, 1);
     c->cu_k = take_numbers(0, 1);
+    sdpa_base_of_later_fields(c);
     c->pp = &c->p;
     c->pq = &c->q;
     c->pk = &c->k;
@@ -253,6 +292,53 @@ static void use_scale(struct sdpa *c, double scale)
     c->p.scale = scale;
 }
 
+static void use_blocks(struct sdpa *c)
+{
+    c->p.blocks = &c->blocks;
+    c->p.block_q = c->p.block_k = 2;
+}
+
+static void use_segments(struct sdpa *c)
+{
+    c->p.q_segments = c->q_segments;
+    c->p.kv_segments = c->kv_segments;
+}
+
+/* 7 pages of 2 keys, at most 3 for each of both sequences: 5 and 4 keys. */
+static void use_pages(struct sdpa *c)
+{
+    c->k = take_view(ATTN_F32, 7, HKV, 2, D);
+    c->v = take_view(ATTN_F32, 7, HKV, 2, DV);
+    kit_fill(&c->k);
+    kit_fill(&c->v);
+    c->kv_lens[0] = 5;
+    c->kv_lens[1] = 4;
+    c->page_table[5] = -1; /* not needed */
+    c->p.page_table = c->page_table;
+    c->p.pages_per_seq = 3;
+    c->p.kv_lens = c->kv_lens;
+}
+
+static void use_ring(struct sdpa *c)
+{
+    c->p.ring_starts = c->ring_starts;
+}
+
+static void use_score_outputs(struct sdpa *c)
+{
+    c->p.scores_raw = &c->raw;
+    c->p.scores_capped = &c->capped;
+    c->p.scores = &c->scores;
+    c->p.key_sums = &c->key_sums;
+}
+
+static void use_row_outputs(struct sdpa *c)
+{
+    c->p.max_weight = &c->max_weight;
+    c->p.effective_keys = &c->effective_keys;
+    c->p.entropy = &c->entropy;
+}
+
 /* No element is ever looked for at these places. */
 static void all_nowhere(struct sdpa *c)
 {
@@ -273,7 +359,7 @@ struct sdpa_case {
     void (*change)(struct sdpa *);
 };
 
-static struct sdpa_case sdpa_cases[256];
+static struct sdpa_case sdpa_cases[512];
 static size_t num_sdpa_cases;
 
 /* Defines a change of the base problem and enters it in the table. */
@@ -1079,6 +1165,868 @@ SDPA(mean_is_mask, ATTN_ERR_OVERLAP, "weights_mean|mask")
     use_add_mask(c);
     c->mean.data = c->masks[0].view.data;
 }
+
+/* Caps, slopes, sinks. */
+SDPA(softcap_negative, ATTN_ERR_VALUE, "softcap|-2")
+{
+    c->p.softcap = -2.0;
+}
+SDPA(softcap_nan, ATTN_ERR_VALUE, "softcap|nan")
+{
+    c->p.softcap = (double)NAN;
+}
+SDPA(softcap_inf, ATTN_ERR_VALUE, "softcap|inf")
+{
+    c->p.softcap = (double)INFINITY;
+}
+SDPA(alibi_data_null, ATTN_ERR_NULL, "params.alibi|data|NULL")
+{
+    c->p.align = ATTN_ALIGN_TOP_LEFT;
+    c->p.alibi = &c->slopes;
+    c->slopes.data = NULL;
+}
+SDPA(alibi_of_kv_heads, ATTN_ERR_SHAPE,
+     "params.alibi|(1,1,1,2)|(1,1,1,Hq)|(B,Hq,1,1)|4")
+{
+    c->slopes = take_view(ATTN_F32, 1, 1, 1, HKV);
+    c->p.align = ATTN_ALIGN_TOP_LEFT;
+    c->p.alibi = &c->slopes;
+}
+SDPA(alibi_of_one_sequence, ATTN_ERR_SHAPE,
+     "params.alibi|(1,4,1,1)|(B,Hq,1,1)|2")
+{
+    c->slopes = take_view(ATTN_F32, 1, HQ, 1, 1);
+    c->p.align = ATTN_ALIGN_TOP_LEFT;
+    c->p.alibi = &c->slopes;
+}
+SDPA(alibi_along_a_wrong_axis, ATTN_ERR_SHAPE,
+     "params.alibi|(1,1,4,1)|(1,1,1,Hq)")
+{
+    c->slopes = take_view(ATTN_F32, 1, 1, HQ, 1);
+    c->p.align = ATTN_ALIGN_TOP_LEFT;
+    c->p.alibi = &c->slopes;
+}
+SDPA(alibi_negative, ATTN_ERR_SIZE, "params.alibi|-1")
+{
+    c->p.align = ATTN_ALIGN_TOP_LEFT;
+    c->p.alibi = &c->slopes;
+    c->slopes.shape[3] = -1;
+}
+SDPA(alibi_of_doubles, ATTN_ERR_TYPE, "params.alibi|F64|F32")
+{
+    c->slopes = take_view(ATTN_F64, 1, 1, 1, HQ);
+    c->p.align = ATTN_ALIGN_TOP_LEFT;
+    c->p.alibi = &c->slopes;
+}
+SDPA(alibi_in_16_bits, ATTN_ERR_TYPE, "params.alibi|BF16|F32")
+{
+    c->p.align = ATTN_ALIGN_TOP_LEFT;
+    c->p.alibi = &c->slopes;
+    c->slopes.dtype = ATTN_BF16;
+}
+SDPA(alibi_reserved, ATTN_ERR_UNSUPPORTED, "params.alibi|reserved|1")
+{
+    c->p.align = ATTN_ALIGN_TOP_LEFT;
+    c->p.alibi = &c->slopes;
+    c->slopes.reserved = 1;
+}
+SDPA(alibi_odd, ATTN_ERR_ALIGN, "params.alibi")
+{
+    c->p.align = ATTN_ALIGN_TOP_LEFT;
+    c->p.alibi = &c->slopes;
+    shift(&c->slopes, 1);
+}
+SDPA(alibi_stride_beyond_memory, ATTN_ERR_STRIDE,
+     "params.alibi|9223372036854775807")
+{
+    c->p.align = ATTN_ALIGN_TOP_LEFT;
+    c->p.alibi = &c->slopes;
+    c->slopes.stride[3] = INT64_MAX;
+}
+SDPA(out_is_alibi, ATTN_ERR_OVERLAP, "out|params.alibi")
+{
+    c->p.align = ATTN_ALIGN_TOP_LEFT;
+    c->p.alibi = &c->slopes;
+    c->out.data = c->slopes.data;
+}
+SDPA(sinks_data_null, ATTN_ERR_NULL, "params.sinks|data|NULL")
+{
+    c->p.sinks = &c->sinks;
+    c->sinks.data = NULL;
+}
+SDPA(sinks_of_kv_heads, ATTN_ERR_SHAPE,
+     "params.sinks|(1,1,1,2)|(1,1,1,Hq)|(B,Hq,1,1)|4")
+{
+    c->sinks = take_view(ATTN_F32, 1, 1, 1, HKV);
+    c->p.sinks = &c->sinks;
+}
+SDPA(sinks_of_one_sequence, ATTN_ERR_SHAPE,
+     "params.sinks|(1,4,1,1)|(B,Hq,1,1)|2")
+{
+    c->sinks = take_view(ATTN_F32, 1, HQ, 1, 1);
+    c->p.sinks = &c->sinks;
+}
+SDPA(sinks_along_a_wrong_axis, ATTN_ERR_SHAPE,
+     "params.sinks|(1,1,4,1)|(1,1,1,Hq)")
+{
+    c->sinks = take_view(ATTN_F32, 1, 1, HQ, 1);
+    c->p.sinks = &c->sinks;
+}
+SDPA(sinks_negative, ATTN_ERR_SIZE, "params.sinks|-1")
+{
+    c->p.sinks = &c->sinks;
+    c->sinks.shape[3] = -1;
+}
+SDPA(sinks_of_doubles, ATTN_ERR_TYPE, "params.sinks|F64|F32")
+{
+    c->sinks = take_view(ATTN_F64, 1, 1, 1, HQ);
+    c->p.sinks = &c->sinks;
+}
+SDPA(sinks_in_16_bits, ATTN_ERR_TYPE, "params.sinks|BF16|F32")
+{
+    c->p.sinks = &c->sinks;
+    c->sinks.dtype = ATTN_BF16;
+}
+SDPA(sinks_reserved, ATTN_ERR_UNSUPPORTED, "params.sinks|reserved|1")
+{
+    c->p.sinks = &c->sinks;
+    c->sinks.reserved = 1;
+}
+SDPA(sinks_odd, ATTN_ERR_ALIGN, "params.sinks")
+{
+    c->p.sinks = &c->sinks;
+    shift(&c->sinks, 1);
+}
+SDPA(sinks_stride_beyond_memory, ATTN_ERR_STRIDE,
+     "params.sinks|9223372036854775807")
+{
+    c->p.sinks = &c->sinks;
+    c->sinks.stride[1] = INT64_MAX;
+}
+SDPA(out_is_sinks, ATTN_ERR_OVERLAP, "out|params.sinks")
+{
+    c->p.sinks = &c->sinks;
+    c->out.data = c->sinks.data;
+}
+SDPA(alibi_without_align, ATTN_ERR_VALUE, "align|0|3|5")
+{
+    c->p.alibi = &c->slopes;
+}
+
+/* First keys, segments, blocks. */
+SDPA(kv_starts_negative, ATTN_ERR_VALUE, "kv_starts[1]|-1|[0, 5]")
+{
+    c->p.kv_starts = c->kv_starts;
+    c->kv_starts[1] = -1;
+}
+SDPA(kv_starts_beyond, ATTN_ERR_VALUE, "kv_starts[0]|6|[0, 5]")
+{
+    c->p.kv_starts = c->kv_starts;
+    c->kv_starts[0] = TK + 1;
+}
+SDPA(kv_starts_beyond_the_longest, ATTN_ERR_VALUE, "kv_starts[1]|2|[0, 1]")
+{
+    use_ragged(c);
+    c->p.kv_starts = c->kv_starts;
+    c->kv_starts[1] = 2;
+}
+SDPA(q_segments_alone, ATTN_ERR_NULL, "kv_segments|NULL|q_segments")
+{
+    use_segments(c);
+    c->p.kv_segments = NULL;
+}
+SDPA(kv_segments_alone, ATTN_ERR_NULL, "q_segments|NULL|kv_segments")
+{
+    use_segments(c);
+    c->p.q_segments = NULL;
+}
+SDPA(blocks_data_null, ATTN_ERR_NULL, "params.blocks|data|NULL")
+{
+    use_blocks(c);
+    c->blocks.data = NULL;
+}
+SDPA(blocks_without_block_q, ATTN_ERR_VALUE, "block_q|0|block_k|2|positive")
+{
+    use_blocks(c);
+    c->p.block_q = 0;
+}
+SDPA(blocks_without_block_k, ATTN_ERR_VALUE, "block_q|2|block_k|0|positive")
+{
+    use_blocks(c);
+    c->p.block_k = 0;
+}
+SDPA(block_q_negative, ATTN_ERR_VALUE, "block_q|-2")
+{
+    use_blocks(c);
+    c->p.block_q = -2;
+}
+SDPA(block_k_negative, ATTN_ERR_VALUE, "block_k|-9223372036854775808")
+{
+    use_blocks(c);
+    c->p.block_k = INT64_MIN;
+}
+SDPA(block_q_without_blocks, ATTN_ERR_VALUE, "block_q|2|blocks|NULL")
+{
+    c->p.block_q = 2;
+}
+SDPA(block_k_without_blocks, ATTN_ERR_VALUE, "block_k|3|blocks|NULL")
+{
+    c->p.block_k = 3;
+}
+SDPA(blocks_batch, ATTN_ERR_SHAPE, "params.blocks|shape[0]|3|2")
+{
+    c->blocks = take_view(ATTN_U8, 3, HQ, 2, 3);
+    use_blocks(c);
+}
+SDPA(blocks_heads_are_query_heads, ATTN_ERR_SHAPE, "params.blocks|shape[1]|2|4")
+{
+    use_blocks(c);
+    c->blocks.shape[1] = HKV;
+}
+SDPA(blocks_rows_are_rounded_up, ATTN_ERR_SHAPE, "params.blocks|shape[2]|1|2")
+{
+    use_blocks(c);
+    c->blocks.shape[2] = TQ / 2;
+}
+SDPA(blocks_columns_are_rounded_up, ATTN_ERR_SHAPE,
+     "params.blocks|shape[3]|2|3")
+{
+    use_blocks(c);
+    c->blocks.shape[3] = TK / 2;
+}
+SDPA(blocks_rows_are_not_broadcast, ATTN_ERR_SHAPE,
+     "params.blocks|shape[2]|1|3")
+{
+    use_blocks(c);
+    c->p.block_q = 1;
+    c->blocks.shape[2] = 1;
+}
+SDPA(blocks_of_floats, ATTN_ERR_TYPE, "params.blocks|F32|U8")
+{
+    c->blocks = take_view(ATTN_F32, B, HQ, 2, 3);
+    use_blocks(c);
+}
+SDPA(blocks_reserved, ATTN_ERR_UNSUPPORTED, "params.blocks|reserved|1")
+{
+    use_blocks(c);
+    c->blocks.reserved = 1;
+}
+SDPA(blocks_stride_beyond_memory, ATTN_ERR_STRIDE,
+     "params.blocks|9223372036854775807")
+{
+    use_blocks(c);
+    c->blocks.stride[2] = INT64_MAX;
+}
+SDPA(out_is_blocks, ATTN_ERR_OVERLAP, "out|params.blocks")
+{
+    use_blocks(c);
+    c->out.data = c->blocks.data;
+}
+
+/* Pages. */
+SDPA(pages_without_kv_lens, ATTN_ERR_NULL, "kv_lens|NULL|page_table")
+{
+    use_pages(c);
+    c->p.kv_lens = NULL;
+}
+SDPA(pages_per_seq_negative, ATTN_ERR_SIZE, "pages_per_seq|-1")
+{
+    use_pages(c);
+    c->p.pages_per_seq = -1;
+}
+SDPA(pages_of_too_many_keys, ATTN_ERR_SIZE,
+     "pages_per_seq|4611686018427387904|2")
+{
+    use_pages(c);
+    c->p.pages_per_seq = TWO(62);
+}
+SDPA(pages_per_seq_without_a_table, ATTN_ERR_VALUE,
+     "pages_per_seq|3|page_table|NULL")
+{
+    c->p.pages_per_seq = 3;
+}
+SDPA(page_missing, ATTN_ERR_VALUE,
+     "page_table[2]|-1|keys 4 to 4|sequence 0|[0, 7)")
+{
+    use_pages(c);
+    c->page_table[2] = -1;
+}
+SDPA(page_beyond_the_pool, ATTN_ERR_VALUE,
+     "page_table[3]|7|keys 0 to 1|sequence 1|[0, 7)")
+{
+    use_pages(c);
+    c->page_table[3] = 7;
+}
+SDPA(page_of_the_first_key, ATTN_ERR_VALUE, "page_table[1]|-1|sequence 0")
+{
+    use_pages(c);
+    c->page_table[0] = c->page_table[1] = -1;
+    c->p.kv_starts = c->kv_starts;
+    c->kv_starts[0] = 3; /* the second key of page 1 */
+}
+SDPA(pages_kv_lens_beyond, ATTN_ERR_VALUE, "kv_lens[1]|7|[0, 6]")
+{
+    use_pages(c);
+    c->kv_lens[1] = 7;
+}
+SDPA(pages_kv_lens_negative, ATTN_ERR_VALUE, "kv_lens[0]|-1")
+{
+    use_pages(c);
+    c->kv_lens[0] = -1;
+}
+SDPA(pages_with_cu_k, ATTN_ERR_VALUE, "page_table|cu_k")
+{
+    use_pages(c);
+    use_ragged(c);
+    c->k.shape[0] = c->v.shape[0] = 7;
+}
+SDPA(pages_with_a_ring, ATTN_ERR_VALUE, "page_table|ring_starts")
+{
+    use_pages(c);
+    use_ring(c);
+}
+SDPA(pages_of_k_and_v, ATTN_ERR_SHAPE, "v|6|k|7|pages")
+{
+    use_pages(c);
+    c->v.shape[0] = 6;
+}
+SDPA(pages_ragged_with_q_lens, ATTN_ERR_VALUE, "q_lens|cu_q")
+{
+    use_pages(c);
+    use_ragged(c);
+    c->k.shape[0] = c->v.shape[0] = 7;
+    c->p.cu_k = NULL;
+    c->p.q_lens = c->q_lens;
+}
+SDPA(pages_weights_of_all_keys, ATTN_ERR_SHAPE, "weights|(2,4,3,5)|(2,4,3,6)")
+{
+    use_pages(c);
+    c->p.weights = &c->weights;
+}
+SDPA(pages_segments_alone, ATTN_ERR_NULL, "kv_segments|NULL")
+{
+    use_pages(c);
+    c->p.q_segments = c->q_segments;
+}
+
+/* Rings and positions. */
+SDPA(ring_starts_negative, ATTN_ERR_VALUE, "ring_starts[1]|-1|[0, 4]")
+{
+    use_ring(c);
+    c->ring_starts[1] = -1;
+}
+SDPA(ring_starts_beyond, ATTN_ERR_VALUE, "ring_starts[0]|5|[0, 4]")
+{
+    use_ring(c);
+    c->ring_starts[0] = TK;
+}
+SDPA(ring_of_no_keys, ATTN_ERR_VALUE, "ring_starts[0]|4|[0, 0]")
+{
+    c->k.shape[2] = c->v.shape[2] = 0;
+    use_ring(c);
+}
+SDPA(ring_of_a_ragged_batch, ATTN_ERR_VALUE, "ring_starts|cu_k")
+{
+    use_ragged(c);
+    use_ring(c);
+}
+SDPA(kv_offsets_without_align_causal, ATTN_ERR_VALUE, "align|0|kv_offsets")
+{
+    c->k.shape[2] = c->v.shape[2] = TQ; /* equal lengths */
+    use_causal(c);
+    c->p.align = 0;
+    c->p.kv_offsets = c->kv_offsets;
+}
+SDPA(kv_offsets_without_align_window, ATTN_ERR_VALUE, "align|0|kv_offsets")
+{
+    c->k.shape[2] = c->v.shape[2] = TQ; /* equal lengths */
+    use_window(c, 1, 1);
+    c->p.align = 0;
+    c->p.kv_offsets = c->kv_offsets;
+}
+SDPA(kv_offsets_without_align_chunk, ATTN_ERR_VALUE, "align|0|kv_offsets")
+{
+    c->k.shape[2] = c->v.shape[2] = TQ; /* equal lengths */
+    c->p.chunk = 2;
+    c->p.align = 0;
+    c->p.kv_offsets = c->kv_offsets;
+}
+SDPA(kv_offsets_without_align_alibi, ATTN_ERR_VALUE, "align|0|kv_offsets")
+{
+    c->k.shape[2] = c->v.shape[2] = TQ; /* equal lengths */
+    c->p.alibi = &c->slopes;
+    c->p.align = 0;
+    c->p.kv_offsets = c->kv_offsets;
+}
+
+/* Storage in 16 bits. */
+SDPA(k_f16_beside_f64, ATTN_ERR_TYPE, "k|F16|F64")
+{
+    c->q = take_view(ATTN_F64, B, HQ, TQ, D);
+    c->out = take_view(ATTN_F64, B, HQ, TQ, DV);
+    c->k.dtype = c->v.dtype = ATTN_F16;
+}
+SDPA(k_bf16_beside_f64, ATTN_ERR_TYPE, "k|BF16|F64")
+{
+    c->q = take_view(ATTN_F64, B, HQ, TQ, D);
+    c->out = take_view(ATTN_F64, B, HQ, TQ, DV);
+    c->k.dtype = c->v.dtype = ATTN_BF16;
+}
+SDPA(k_f16_beside_v_bf16, ATTN_ERR_TYPE, "k|F16|v|BF16")
+{
+    c->k.dtype = ATTN_F16;
+    c->v.dtype = ATTN_BF16;
+}
+SDPA(k_f16_beside_v_f32, ATTN_ERR_TYPE, "k|F16|v|F32")
+{
+    c->k.dtype = ATTN_F16;
+}
+SDPA(v_f16_beside_k_f32, ATTN_ERR_TYPE, "k|F32|v|F16")
+{
+    c->v.dtype = ATTN_F16;
+}
+SDPA(q_f16, ATTN_ERR_TYPE, "q|F16")
+{
+    c->q.dtype = c->k.dtype = c->v.dtype = ATTN_F16;
+}
+SDPA(q_bf16, ATTN_ERR_TYPE, "q|BF16")
+{
+    c->q.dtype = ATTN_BF16;
+}
+SDPA(out_f16, ATTN_ERR_TYPE, "out|F16|F32")
+{
+    c->k.dtype = c->v.dtype = c->out.dtype = ATTN_F16;
+}
+SDPA(lse_bf16, ATTN_ERR_TYPE, "lse|BF16|F32")
+{
+    use_outputs(c);
+    c->lse.dtype = ATTN_BF16;
+}
+SDPA(add_mask_f16, ATTN_ERR_TYPE, "mask|F16")
+{
+    use_add_mask(c);
+    c->masks[0].view.dtype = ATTN_F16;
+}
+SDPA(k_f16_odd, ATTN_ERR_ALIGN, "k")
+{
+    c->k.dtype = c->v.dtype = ATTN_F16;
+    shift(&c->k, 1);
+}
+
+/* Outputs of scores, sums and rows. */
+SDPA(scores_raw_data_null, ATTN_ERR_NULL, "params.scores_raw|data|NULL")
+{
+    use_score_outputs(c);
+    c->raw.data = NULL;
+}
+SDPA(scores_raw_negative, ATTN_ERR_SIZE, "params.scores_raw|-1")
+{
+    use_score_outputs(c);
+    c->raw.shape[0] = -1;
+}
+SDPA(scores_raw_heads, ATTN_ERR_SHAPE, "params.scores_raw|(2,2,3,5)|(2,4,3,5)")
+{
+    use_score_outputs(c);
+    c->raw.shape[1] = HKV;
+}
+SDPA(scores_raw_keys, ATTN_ERR_SHAPE, "params.scores_raw|(2,4,3,4)|(2,4,3,5)")
+{
+    use_score_outputs(c);
+    c->raw.shape[3] = TK - 1;
+}
+SDPA(scores_raw_type, ATTN_ERR_TYPE, "params.scores_raw|F64|F32")
+{
+    c->raw.dtype = ATTN_F64;
+    c->p.scores_raw = &c->raw;
+}
+SDPA(scores_raw_reserved, ATTN_ERR_UNSUPPORTED, "params.scores_raw|reserved|1")
+{
+    use_score_outputs(c);
+    c->raw.reserved = 1;
+}
+SDPA(scores_raw_stride_0, ATTN_ERR_STRIDE, "params.scores_raw|0")
+{
+    use_score_outputs(c);
+    c->raw.stride[1] = 0;
+}
+SDPA(scores_raw_odd, ATTN_ERR_ALIGN, "params.scores_raw")
+{
+    use_score_outputs(c);
+    shift(&c->raw, 2);
+}
+SDPA(scores_raw_is_q, ATTN_ERR_OVERLAP, "params.scores_raw|q")
+{
+    use_score_outputs(c);
+    c->raw.data = c->q.data;
+}
+SDPA(scores_raw_is_out, ATTN_ERR_OVERLAP, "params.scores_raw|out")
+{
+    use_score_outputs(c);
+    c->raw.data = c->out.data;
+}
+SDPA(scores_capped_data_null, ATTN_ERR_NULL, "params.scores_capped|data|NULL")
+{
+    use_score_outputs(c);
+    c->capped.data = NULL;
+}
+SDPA(scores_capped_negative, ATTN_ERR_SIZE, "params.scores_capped|-1")
+{
+    use_score_outputs(c);
+    c->capped.shape[0] = -1;
+}
+SDPA(scores_capped_heads, ATTN_ERR_SHAPE,
+     "params.scores_capped|(2,2,3,5)|(2,4,3,5)")
+{
+    use_score_outputs(c);
+    c->capped.shape[1] = HKV;
+}
+SDPA(scores_capped_keys, ATTN_ERR_SHAPE,
+     "params.scores_capped|(2,4,3,4)|(2,4,3,5)")
+{
+    use_score_outputs(c);
+    c->capped.shape[3] = TK - 1;
+}
+SDPA(scores_capped_type, ATTN_ERR_TYPE, "params.scores_capped|F64|F32")
+{
+    c->capped.dtype = ATTN_F64;
+    c->p.scores_capped = &c->capped;
+}
+SDPA(scores_capped_reserved, ATTN_ERR_UNSUPPORTED,
+     "params.scores_capped|reserved|1")
+{
+    use_score_outputs(c);
+    c->capped.reserved = 1;
+}
+SDPA(scores_capped_stride_0, ATTN_ERR_STRIDE, "params.scores_capped|0")
+{
+    use_score_outputs(c);
+    c->capped.stride[1] = 0;
+}
+SDPA(scores_capped_odd, ATTN_ERR_ALIGN, "params.scores_capped")
+{
+    use_score_outputs(c);
+    shift(&c->capped, 2);
+}
+SDPA(scores_capped_is_q, ATTN_ERR_OVERLAP, "params.scores_capped|q")
+{
+    use_score_outputs(c);
+    c->capped.data = c->q.data;
+}
+SDPA(scores_capped_is_out, ATTN_ERR_OVERLAP, "params.scores_capped|out")
+{
+    use_score_outputs(c);
+    c->capped.data = c->out.data;
+}
+SDPA(scores_data_null, ATTN_ERR_NULL, "params.scores|data|NULL")
+{
+    use_score_outputs(c);
+    c->scores.data = NULL;
+}
+SDPA(scores_negative, ATTN_ERR_SIZE, "params.scores|-1")
+{
+    use_score_outputs(c);
+    c->scores.shape[0] = -1;
+}
+SDPA(scores_heads, ATTN_ERR_SHAPE, "params.scores|(2,2,3,5)|(2,4,3,5)")
+{
+    use_score_outputs(c);
+    c->scores.shape[1] = HKV;
+}
+SDPA(scores_keys, ATTN_ERR_SHAPE, "params.scores|(2,4,3,4)|(2,4,3,5)")
+{
+    use_score_outputs(c);
+    c->scores.shape[3] = TK - 1;
+}
+SDPA(scores_type, ATTN_ERR_TYPE, "params.scores|F64|F32")
+{
+    c->scores.dtype = ATTN_F64;
+    c->p.scores = &c->scores;
+}
+SDPA(scores_reserved, ATTN_ERR_UNSUPPORTED, "params.scores|reserved|1")
+{
+    use_score_outputs(c);
+    c->scores.reserved = 1;
+}
+SDPA(scores_stride_0, ATTN_ERR_STRIDE, "params.scores|0")
+{
+    use_score_outputs(c);
+    c->scores.stride[1] = 0;
+}
+SDPA(scores_odd, ATTN_ERR_ALIGN, "params.scores")
+{
+    use_score_outputs(c);
+    shift(&c->scores, 2);
+}
+SDPA(scores_is_q, ATTN_ERR_OVERLAP, "params.scores|q")
+{
+    use_score_outputs(c);
+    c->scores.data = c->q.data;
+}
+SDPA(scores_is_out, ATTN_ERR_OVERLAP, "params.scores|out")
+{
+    use_score_outputs(c);
+    c->scores.data = c->out.data;
+}
+SDPA(key_sums_data_null, ATTN_ERR_NULL, "params.key_sums|data|NULL")
+{
+    use_score_outputs(c);
+    c->key_sums.data = NULL;
+}
+SDPA(key_sums_negative, ATTN_ERR_SIZE, "params.key_sums|-1")
+{
+    use_score_outputs(c);
+    c->key_sums.shape[0] = -1;
+}
+SDPA(key_sums_heads, ATTN_ERR_SHAPE, "params.key_sums|(2,2,1,5)|(2,4,1,5)")
+{
+    use_score_outputs(c);
+    c->key_sums.shape[1] = HKV;
+}
+SDPA(key_sums_by_query, ATTN_ERR_SHAPE, "params.key_sums|(2,4,3,5)|(2,4,1,5)")
+{
+    c->p.key_sums = &c->scores;
+}
+SDPA(key_sums_type, ATTN_ERR_TYPE, "params.key_sums|F64|F32")
+{
+    c->key_sums.dtype = ATTN_F64;
+    c->p.key_sums = &c->key_sums;
+}
+SDPA(key_sums_reserved, ATTN_ERR_UNSUPPORTED, "params.key_sums|reserved|1")
+{
+    use_score_outputs(c);
+    c->key_sums.reserved = 1;
+}
+SDPA(key_sums_stride_0, ATTN_ERR_STRIDE, "params.key_sums|0")
+{
+    use_score_outputs(c);
+    c->key_sums.stride[1] = 0;
+}
+SDPA(key_sums_odd, ATTN_ERR_ALIGN, "params.key_sums")
+{
+    use_score_outputs(c);
+    shift(&c->key_sums, 2);
+}
+SDPA(key_sums_is_q, ATTN_ERR_OVERLAP, "params.key_sums|q")
+{
+    use_score_outputs(c);
+    c->key_sums.data = c->q.data;
+}
+SDPA(key_sums_is_out, ATTN_ERR_OVERLAP, "params.key_sums|out")
+{
+    use_score_outputs(c);
+    c->key_sums.data = c->out.data;
+}
+SDPA(max_weight_data_null, ATTN_ERR_NULL, "params.max_weight|data|NULL")
+{
+    use_row_outputs(c);
+    c->max_weight.data = NULL;
+}
+SDPA(max_weight_negative, ATTN_ERR_SIZE, "params.max_weight|-1")
+{
+    use_row_outputs(c);
+    c->max_weight.shape[0] = -1;
+}
+SDPA(max_weight_heads, ATTN_ERR_SHAPE, "params.max_weight|(2,2,3,1)|(2,4,3,1)")
+{
+    use_row_outputs(c);
+    c->max_weight.shape[1] = HKV;
+}
+SDPA(max_weight_by_key, ATTN_ERR_SHAPE, "params.max_weight|(2,4,1,5)|(2,4,3,1)")
+{
+    c->p.max_weight = &c->key_sums;
+}
+SDPA(max_weight_type, ATTN_ERR_TYPE, "params.max_weight|F64|F32")
+{
+    c->max_weight.dtype = ATTN_F64;
+    c->p.max_weight = &c->max_weight;
+}
+SDPA(max_weight_reserved, ATTN_ERR_UNSUPPORTED, "params.max_weight|reserved|1")
+{
+    use_row_outputs(c);
+    c->max_weight.reserved = 1;
+}
+SDPA(max_weight_stride_0, ATTN_ERR_STRIDE, "params.max_weight|0")
+{
+    use_row_outputs(c);
+    c->max_weight.stride[1] = 0;
+}
+SDPA(max_weight_odd, ATTN_ERR_ALIGN, "params.max_weight")
+{
+    use_row_outputs(c);
+    shift(&c->max_weight, 2);
+}
+SDPA(max_weight_is_q, ATTN_ERR_OVERLAP, "params.max_weight|q")
+{
+    use_row_outputs(c);
+    c->max_weight.data = c->q.data;
+}
+SDPA(max_weight_is_out, ATTN_ERR_OVERLAP, "params.max_weight|out")
+{
+    use_row_outputs(c);
+    c->max_weight.data = c->out.data;
+}
+SDPA(effective_keys_data_null, ATTN_ERR_NULL, "params.effective_keys|data|NULL")
+{
+    use_row_outputs(c);
+    c->effective_keys.data = NULL;
+}
+SDPA(effective_keys_negative, ATTN_ERR_SIZE, "params.effective_keys|-1")
+{
+    use_row_outputs(c);
+    c->effective_keys.shape[0] = -1;
+}
+SDPA(effective_keys_heads, ATTN_ERR_SHAPE,
+     "params.effective_keys|(2,2,3,1)|(2,4,3,1)")
+{
+    use_row_outputs(c);
+    c->effective_keys.shape[1] = HKV;
+}
+SDPA(effective_keys_by_key, ATTN_ERR_SHAPE,
+     "params.effective_keys|(2,4,1,5)|(2,4,3,1)")
+{
+    c->p.effective_keys = &c->key_sums;
+}
+SDPA(effective_keys_type, ATTN_ERR_TYPE, "params.effective_keys|F64|F32")
+{
+    c->effective_keys.dtype = ATTN_F64;
+    c->p.effective_keys = &c->effective_keys;
+}
+SDPA(effective_keys_reserved, ATTN_ERR_UNSUPPORTED,
+     "params.effective_keys|reserved|1")
+{
+    use_row_outputs(c);
+    c->effective_keys.reserved = 1;
+}
+SDPA(effective_keys_stride_0, ATTN_ERR_STRIDE, "params.effective_keys|0")
+{
+    use_row_outputs(c);
+    c->effective_keys.stride[1] = 0;
+}
+SDPA(effective_keys_odd, ATTN_ERR_ALIGN, "params.effective_keys")
+{
+    use_row_outputs(c);
+    shift(&c->effective_keys, 2);
+}
+SDPA(effective_keys_is_q, ATTN_ERR_OVERLAP, "params.effective_keys|q")
+{
+    use_row_outputs(c);
+    c->effective_keys.data = c->q.data;
+}
+SDPA(effective_keys_is_out, ATTN_ERR_OVERLAP, "params.effective_keys|out")
+{
+    use_row_outputs(c);
+    c->effective_keys.data = c->out.data;
+}
+SDPA(entropy_data_null, ATTN_ERR_NULL, "params.entropy|data|NULL")
+{
+    use_row_outputs(c);
+    c->entropy.data = NULL;
+}
+SDPA(entropy_negative, ATTN_ERR_SIZE, "params.entropy|-1")
+{
+    use_row_outputs(c);
+    c->entropy.shape[0] = -1;
+}
+SDPA(entropy_heads, ATTN_ERR_SHAPE, "params.entropy|(2,2,3,1)|(2,4,3,1)")
+{
+    use_row_outputs(c);
+    c->entropy.shape[1] = HKV;
+}
+SDPA(entropy_by_key, ATTN_ERR_SHAPE, "params.entropy|(2,4,1,5)|(2,4,3,1)")
+{
+    c->p.entropy = &c->key_sums;
+}
+SDPA(entropy_type, ATTN_ERR_TYPE, "params.entropy|F64|F32")
+{
+    c->entropy.dtype = ATTN_F64;
+    c->p.entropy = &c->entropy;
+}
+SDPA(entropy_reserved, ATTN_ERR_UNSUPPORTED, "params.entropy|reserved|1")
+{
+    use_row_outputs(c);
+    c->entropy.reserved = 1;
+}
+SDPA(entropy_stride_0, ATTN_ERR_STRIDE, "params.entropy|0")
+{
+    use_row_outputs(c);
+    c->entropy.stride[1] = 0;
+}
+SDPA(entropy_odd, ATTN_ERR_ALIGN, "params.entropy")
+{
+    use_row_outputs(c);
+    shift(&c->entropy, 2);
+}
+SDPA(entropy_is_q, ATTN_ERR_OVERLAP, "params.entropy|q")
+{
+    use_row_outputs(c);
+    c->entropy.data = c->q.data;
+}
+SDPA(entropy_is_out, ATTN_ERR_OVERLAP, "params.entropy|out")
+{
+    use_row_outputs(c);
+    c->entropy.data = c->out.data;
+}
+SDPA(scores_capped_in_scores_raw, ATTN_ERR_OVERLAP,
+     "params.scores_capped|params.scores_raw")
+{
+    use_score_outputs(c);
+    c->capped.data = c->raw.data;
+}
+SDPA(scores_in_scores_capped, ATTN_ERR_OVERLAP,
+     "params.scores|params.scores_capped")
+{
+    use_score_outputs(c);
+    c->scores.data = c->capped.data;
+}
+SDPA(key_sums_in_scores, ATTN_ERR_OVERLAP, "params.key_sums|params.scores")
+{
+    use_score_outputs(c);
+    c->key_sums.data = c->scores.data;
+}
+SDPA(max_weight_in_key_sums, ATTN_ERR_OVERLAP,
+     "params.max_weight|params.key_sums")
+{
+    use_score_outputs(c);
+    use_row_outputs(c);
+    c->max_weight.data = c->key_sums.data;
+}
+SDPA(effective_keys_in_max_weight, ATTN_ERR_OVERLAP,
+     "params.effective_keys|params.max_weight")
+{
+    use_row_outputs(c);
+    c->effective_keys.data = c->max_weight.data;
+}
+SDPA(entropy_in_effective_keys, ATTN_ERR_OVERLAP,
+     "params.entropy|params.effective_keys")
+{
+    use_row_outputs(c);
+    c->entropy.data = c->effective_keys.data;
+}
+SDPA(out_is_q_though_scores_raw_needs_it, ATTN_ERR_OVERLAP, "out|q")
+{
+    c->v.shape[3] = D;
+    c->out = c->q;
+    c->p.scores_raw = &c->raw;
+}
+SDPA(out_is_q_though_scores_capped_needs_it, ATTN_ERR_OVERLAP, "out|q")
+{
+    c->v.shape[3] = D;
+    c->out = c->q;
+    c->p.scores_capped = &c->capped;
+}
+SDPA(out_is_q_though_scores_needs_it, ATTN_ERR_OVERLAP, "out|q")
+{
+    c->v.shape[3] = D;
+    c->out = c->q;
+    c->p.scores = &c->scores;
+}
+SDPA(out_is_q_though_key_sums_needs_it, ATTN_ERR_OVERLAP, "out|q")
+{
+    c->v.shape[3] = D;
+    c->out = c->q;
+    c->p.key_sums = &c->key_sums;
+}
+
 static void run_sdpa_case(const struct sdpa_case *t)
 {
     struct sdpa c;
@@ -1140,6 +2088,34 @@ static void test_sdpa__outputs_on_arrays_of_lengths_are_refused(void **state)
     finish();
 }
 
+static void test_sdpa__outputs_on_later_arrays_are_refused(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 6; which++) {
+        struct sdpa c;
+        sdpa_base(&c);
+        void *arrays[] = {c.kv_starts,  c.kv_offsets,  c.ring_starts,
+                          c.q_segments, c.kv_segments, c.page_table};
+        static const char *const names[] = {
+            "out|kv_starts",  "out|kv_offsets",  "out|ring_starts",
+            "out|q_segments", "out|kv_segments", "out|page_table"};
+        c.out.data = arrays[which];
+        c.p.kv_starts = which == 0 ? c.kv_starts : NULL;
+        c.p.kv_offsets = which == 1 ? c.kv_offsets : NULL;
+        if (which == 2)
+            use_ring(&c);
+        if (which == 3 || which == 4)
+            use_segments(&c);
+        if (which == 5)
+            use_pages(&c);
+        remember();
+        judge(names[which], "attn_sdpa_check",
+              attn_sdpa_check(NULL, &c.p, &c.q, &c.k, &c.v, &c.out),
+              ATTN_ERR_OVERLAP, names[which]);
+    }
+    finish();
+}
+
 /* ---- what looks like an error and is none ---- */
 
 static void accept(const char *what, const struct sdpa *c)
@@ -1188,6 +2164,102 @@ static void test_sdpa__the_base_problems_are_accepted(void **state)
     finish();
 }
 
+static void test_sdpa__the_later_fields_are_accepted(void **state)
+{
+    (void)state;
+    struct sdpa c;
+    sdpa_base(&c);
+    use_blocks(&c);
+    accept("blocks", &c);
+    use_segments(&c);
+    accept("segments", &c);
+    c.p.kv_starts = c.kv_starts;
+    c.kv_starts[1] = TK;
+    accept("first keys", &c);
+    c.p.softcap = 5e-324;
+    c.p.sinks = &c.sinks;
+    accept("softcap and sinks", &c);
+    c.p.alibi = &c.slopes;
+    c.p.align = ATTN_ALIGN_TOP_LEFT;
+    accept("alibi", &c);
+    use_score_outputs(&c);
+    accept("scores", &c);
+    use_row_outputs(&c);
+    use_outputs(&c);
+    accept("all outputs", &c);
+    use_ring(&c);
+    accept("ring", &c);
+    use_causal(&c);
+    c.p.kv_offsets = c.kv_offsets;
+    accept("positions", &c);
+    c.k.dtype = c.v.dtype = ATTN_BF16;
+    accept("bfloat16", &c);
+    finish();
+}
+
+/* A number of each head may be one or one for each sequence. */
+static void test_sdpa__slopes_and_sinks_have_two_shapes(void **state)
+{
+    (void)state;
+    struct sdpa c;
+    sdpa_base(&c);
+    c.p.align = ATTN_ALIGN_BOTTOM_RIGHT;
+    c.p.alibi = &c.sinks;
+    c.p.sinks = &c.slopes;
+    accept("the other way round", &c);
+    c.p.alibi = c.p.sinks = &c.slopes;
+    accept("one and the same", &c);
+    c.slopes.stride[3] = 0;
+    accept("one for all heads", &c);
+    finish();
+}
+
+static void test_sdpa__pages_that_are_not_needed_may_be_anything(void **state)
+{
+    (void)state;
+    struct sdpa c;
+    sdpa_base(&c);
+    use_pages(&c);
+    accept("pages", &c);
+    c.page_table[5] = INT32_MAX;
+    accept("behind the last key", &c);
+    c.p.kv_starts = c.kv_starts;
+    c.kv_starts[0] = 4;
+    c.page_table[0] = c.page_table[1] = -1;
+    accept("before the first key", &c);
+    c.kv_starts[1] = 6;
+    c.page_table[3] = c.page_table[4] = -1;
+    accept("of a sequence without keys", &c);
+    c.kv_lens[0] = c.kv_lens[1] = 0;
+    c.k.shape[0] = c.v.shape[0] = 0;
+    c.k.data = c.v.data = NULL;
+    accept("no pages at all", &c);
+    sdpa_base(&c);
+    use_pages(&c);
+    c.page_table[0] = c.page_table[1] = c.page_table[2] = 6;
+    c.page_table[3] = c.page_table[4] = 6;
+    accept("a page that is shared", &c);
+    use_ragged(&c);
+    c.p.cu_k = NULL;
+    c.k.shape[0] = c.v.shape[0] = 7;
+    accept("ragged queries over pages", &c);
+    finish();
+}
+
+/* Positions of keys need align only where something goes by them. */
+static void test_sdpa__positions_alone_need_no_align(void **state)
+{
+    (void)state;
+    struct sdpa c;
+    sdpa_base(&c);
+    c.p.kv_offsets = c.kv_offsets;
+    accept("positions", &c);
+    c.p.softcap = 3.0;
+    use_blocks(&c);
+    accept("and what does not go by them", &c);
+    finish();
+}
+
 /* Causal needs no align if every sequence has as many queries as keys. */
 static void test_sdpa__equal_lengths_need_no_align(void **state)
 {
@@ -1217,6 +2289,9 @@ static void test_sdpa__out_may_be_q(void **state)
     c.v.shape[3] = D;
     c.out = c.q;
     accept("out is q", &c);
+    c.p.lse = &c.lse;
+    use_row_outputs(&c);
+    accept("out is q, with outputs of its rows", &c);
     finish();
 }
 
@@ -2410,6 +3485,33 @@ MHA(ragged, ATTN_ERR_UNSUPPORTED, "cu_q")
     c->a.cu_q = c->a.cu_k = c->cu;
     c->a.num_seqs = 2;
 }
+MHA(pages, ATTN_ERR_UNSUPPORTED, "params.attention|page_table")
+{
+    static const int32_t table[2];
+    c->a.page_table = table;
+    c->a.pages_per_seq = 1;
+    c->a.kv_lens = c->cu;
+}
+MHA(pages_per_seq, ATTN_ERR_UNSUPPORTED, "params.attention|pages_per_seq")
+{
+    c->a.pages_per_seq = 1;
+}
+MHA(ring, ATTN_ERR_UNSUPPORTED, "params.attention|ring_starts")
+{
+    c->a.ring_starts = c->cu;
+}
+MHA(x_k_in_16_bits, ATTN_ERR_TYPE, "x_k|F16")
+{
+    c->x_k.dtype = ATTN_F16;
+}
+MHA(w_v_in_16_bits, ATTN_ERR_TYPE, "w_v|BF16")
+{
+    c->w_v.dtype = ATTN_BF16;
+}
+MHA(softcap, ATTN_ERR_VALUE, "softcap|-1")
+{
+    c->a.softcap = -1.0;
+}
 MHA(out_stride_0, ATTN_ERR_STRIDE, "out")
 {
     c->out.stride[0] = 0;
@@ -2664,7 +3766,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_sdpa__every_refusal),
         TEST(test_sdpa__outputs_on_arrays_of_lengths_are_refused),
+        TEST(test_sdpa__outputs_on_later_arrays_are_refused),
         TEST(test_sdpa__the_base_problems_are_accepted),
+        TEST(test_sdpa__the_later_fields_are_accepted),
+        TEST(test_sdpa__slopes_and_sinks_have_two_shapes),
+        TEST(test_sdpa__pages_that_are_not_needed_may_be_anything),
+        TEST(test_sdpa__positions_alone_need_no_align),
         TEST(test_sdpa__equal_lengths_need_no_align),
         TEST(test_sdpa__out_may_be_q),
         TEST(test_sdpa__interleaved_slots_do_not_overlap),
