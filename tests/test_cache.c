@@ -73,53 +73,6 @@ static attn_status append_some(attn_kv_cache *cache, int64_t seq, int64_t n)
     return status;
 }
 
-/* ---- Constants and structs ---- */
-
-static void test_kv_cache_params__sizes(void **state)
-{
-    (void)state;
-    struct {
-        attn_kv_cache_params params;
-        unsigned char tail[24];
-    } p;
-    attn_kv_cache *cache = NULL;
-    memset(&p, 0, sizeof p);
-    p.params = usual(ATTN_KV_CACHE_PAGED, ATTN_F16);
-    for (size_t size = 0; size < sizeof p.params; size++) {
-        p.params.struct_size = size;
-        assert_int_equal(attn_kv_cache_create(NULL, &p.params, &cache),
-                         ATTN_ERR_STRUCT);
-    }
-    for (size_t size = sizeof p.params; size <= sizeof p; size++) {
-        p.params.struct_size = size;
-        ok(attn_kv_cache_create(NULL, &p.params, &cache));
-        attn_kv_cache_destroy(cache);
-        cache = NULL;
-    }
-    for (size_t n = 0; n < sizeof p.tail; n++) {
-        p.tail[n] = 1;
-        assert_int_equal(attn_kv_cache_create(NULL, &p.params, &cache),
-                         ATTN_ERR_UNSUPPORTED);
-        p.tail[n] = 0;
-    }
-    assert_null(cache);
-}
-
-static void test_kv_cache_params_init__macro_and_call_agree(void **state)
-{
-    (void)state;
-    attn_kv_cache_params zero;
-    attn_kv_cache_params by_call;
-    const attn_kv_cache_params by_macro = ATTN_KV_CACHE_PARAMS_INIT;
-    memset(&zero, 0, sizeof zero);
-    zero.struct_size = sizeof zero;
-    memset(&by_call, 0x5A, sizeof by_call);
-    attn_kv_cache_params_init(&by_call);
-    assert_memory_equal(&by_call, &zero, sizeof zero);
-    assert_memory_equal(&by_macro, &zero, sizeof zero);
-    attn_kv_cache_params_init(NULL);
-}
-
 /* ---- Numbers ---- */
 
 /* What a view shows of a sequence that is alone in it: the rows of one head. */
@@ -1288,8 +1241,6 @@ static void test_kv_cache__several_readers_and_caches(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kv_cache_params_init__macro_and_call_agree),
-        cmocka_unit_test(test_kv_cache_params__sizes),
         cmocka_unit_test(test_kv_cache_append__rounds_as_convert_does),
         cmocka_unit_test(test_kv_cache_append__turns_as_rotary_does),
         cmocka_unit_test(test_kv_cache_attend__a_ring_is_a_window),
