@@ -1,19 +1,22 @@
 /*
  * Decoding with a cache of keys and values: 8 query heads share 2 key/value
- * heads, a prompt comes first, then one token at a time. Every step equals the
- * row that one causal call over the whole sequence gives.
+ * heads, keys are turned by their positions as they are appended. A prompt
+ * comes first, then one token at a time; every step equals the row that one
+ * causal call over the whole sequence gives. A second sequence then goes on
+ * from the same prompt, whose pages it shares.
  */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include <attn.h>
 
-enum { HQ = 8, HKV = 2, D = 16, PROMPT = 5, LENGTH = 12, CAPACITY = 32 };
+enum { HQ = 8, HKV = 2, D = 16, PROMPT = 6, LENGTH = 12, PAGE = 4 };
 
-/* (1, HKV, CAPACITY, D): room for longer sequences than are in it. */
-static float k_cache[HKV * CAPACITY * D], v_cache[HKV * CAPACITY * D];
+/* (1,H,LENGTH,D), as projections of a model would give them. */
+static float q[HQ * LENGTH * D], k[HKV * LENGTH * D], v[HKV * LENGTH * D];
+static float cosines[LENGTH * D / 2], sines[LENGTH * D / 2];
+static attn_tensor cos_table, sin_table;
 
 static void must(attn_status status)
 {
@@ -29,57 +32,120 @@ static void fill(float *x, int count, double phase)
         x[n] = (float)sin(phase + 1.7 * n);
 }
 
-/* Rows of all key/value heads for positions from .. from + count - 1. */
-static void append(float *cache, const float *all, int64_t from, int64_t count)
+/* Positions from .. from + count - 1 of one of the arrays. */
+static attn_tensor slice(float *x, int64_t heads, int64_t from, int64_t count)
 {
-    for (int64_t h = 0; h < HKV; h++)
-        memcpy(cache + (h * CAPACITY + from) * D, all + (h * LENGTH + from) * D,
-               (size_t)(count * D) * sizeof(float));
+    attn_tensor t;
+
+    must(attn_view_bhtd(&t, ATTN_F32, x + from * D, 1, heads, count, D));
+    t.stride[1] = LENGTH * D;
+    return t;
 }
 
-/* Attention of the queries at from .. from + count - 1 over the cache. */
-static void step(const float *q_all, float *out, int64_t from, int64_t count)
+static attn_kv_cache *make_cache(void)
 {
-    attn_sdpa_params params = ATTN_SDPA_PARAMS_INIT;
-    attn_tensor q, k, v, o;
+    attn_kv_cache_params params = ATTN_KV_CACHE_PARAMS_INIT;
+    attn_kv_cache *cache;
 
-    must(attn_view_bhtd(&q, ATTN_F32, q_all + from * D, 1, HQ, count, D));
-    must(attn_view_bhtd(&o, ATTN_F32, out + from * D, 1, HQ, count, D));
-    q.stride[1] = o.stride[1] = LENGTH * D; /* a slice of (1,HQ,LENGTH,D) */
-    must(attn_view_bhtd(&k, ATTN_F32, k_cache, 1, HKV, from + count, D));
-    must(attn_view_bhtd(&v, ATTN_F32, v_cache, 1, HKV, from + count, D));
-    k.stride[1] = v.stride[1] = CAPACITY * D;
-    /* Query 0 of this call stands at position from. */
+    params.kind = ATTN_KV_CACHE_PAGED;
+    params.dtype = ATTN_F32;
+    params.num_seqs = 2;
+    params.kv_heads = HKV;
+    params.capacity = LENGTH;
+    params.width = D;
+    params.page_size = PAGE;
+    params.rotary_style = ATTN_ROTARY_HALVES;
+    params.cos_table = &cos_table;
+    params.sin_table = &sin_table;
+    must(attn_kv_cache_create(NULL, &params, &cache));
+    return cache;
+}
+
+/* The next `count` tokens of a sequence: their keys and values go into the
+ * cache, their queries over all that is in it then. */
+static void step(attn_kv_cache *cache, int64_t seq, int64_t count, float *out)
+{
+    int64_t at = attn_kv_cache_length(cache, seq);
+    attn_sdpa_params params = ATTN_SDPA_PARAMS_INIT;
+    attn_rotary_params rotary = ATTN_ROTARY_PARAMS_INIT;
+    attn_tensor new_k = slice(k, HKV, at, count);
+    attn_tensor new_v = slice(v, HKV, at, count);
+    attn_tensor new_q = slice(q, HQ, at, count);
+    attn_tensor result = slice(out, HQ, at, count);
+
+    must(attn_kv_cache_append(NULL, cache, &seq, NULL, &new_k, &new_v));
+    /* Turned queries go where the result will be: out may be q. */
+    rotary.style = ATTN_ROTARY_HALVES;
+    rotary.offset = at;
+    must(attn_rotary(NULL, &rotary, &new_q, &cos_table, &sin_table, &result));
     params.causal = 1;
-    params.align = ATTN_ALIGN_OFFSET;
-    params.q_offset = from;
-    must(attn_sdpa(NULL, &params, &q, &k, &v, &o));
+    must(attn_kv_cache_attend(NULL, cache, &seq, &params, &result, &result));
+}
+
+/* The same without a cache: everything turned, then one causal call. */
+static void all_at_once(float *out)
+{
+    static float turned_k[HKV * LENGTH * D];
+    attn_rotary_params rotary = ATTN_ROTARY_PARAMS_INIT;
+    attn_sdpa_params params = ATTN_SDPA_PARAMS_INIT;
+    attn_tensor all_q = slice(q, HQ, 0, LENGTH);
+    attn_tensor all_k = slice(k, HKV, 0, LENGTH);
+    attn_tensor all_v = slice(v, HKV, 0, LENGTH);
+    attn_tensor keys = slice(turned_k, HKV, 0, LENGTH);
+    attn_tensor result = slice(out, HQ, 0, LENGTH);
+
+    rotary.style = ATTN_ROTARY_HALVES;
+    must(attn_rotary(NULL, &rotary, &all_q, &cos_table, &sin_table, &result));
+    must(attn_rotary(NULL, &rotary, &all_k, &cos_table, &sin_table, &keys));
+    params.causal = 1;
+    params.align = ATTN_ALIGN_TOP_LEFT;
+    must(attn_sdpa(NULL, &params, &result, &keys, &all_v, &result));
+}
+
+/* The largest difference at positions from `from` on. */
+static double difference(const float *x, const float *y, int64_t from)
+{
+    double largest = 0;
+
+    for (int64_t h = 0; h < HQ; h++)
+        for (int64_t n = (h * LENGTH + from) * D; n < (h + 1) * LENGTH * D; n++)
+            largest = fmax(largest, fabs((double)x[n] - (double)y[n]));
+    return largest;
 }
 
 int main(void)
 {
-    static float q[HQ * LENGTH * D], k[HKV * LENGTH * D], v[HKV * LENGTH * D];
-    static float whole[HQ * LENGTH * D], stepped[HQ * LENGTH * D];
-    double largest = 0;
+    static float whole[HQ * LENGTH * D];
+    static float stepped[HQ * LENGTH * D], shared[HQ * LENGTH * D];
+    attn_kv_cache *cache;
+    double worst, worst_shared;
+    int64_t pages;
 
     fill(q, HQ * LENGTH * D, 0);
     fill(k, HKV * LENGTH * D, 1);
     fill(v, HKV * LENGTH * D, 2);
+    must(attn_view_matrix(&cos_table, ATTN_F32, cosines, LENGTH, D / 2, D / 2));
+    must(attn_view_matrix(&sin_table, ATTN_F32, sines, LENGTH, D / 2, D / 2));
+    must(attn_rotary_tables(0, D, 10000.0, &cos_table, &sin_table));
+    cache = make_cache();
+    pages = attn_kv_cache_free_pages(cache);
 
-    append(k_cache, k, 0, PROMPT);
-    append(v_cache, v, 0, PROMPT);
-    step(q, stepped, 0, PROMPT);
-    for (int64_t at = PROMPT; at < LENGTH; at++) {
-        append(k_cache, k, at, 1);
-        append(v_cache, v, at, 1);
-        step(q, stepped, at, 1);
-    }
+    step(cache, 0, PROMPT, stepped);
+    must(attn_kv_cache_share(cache, 1, 0, PROMPT));
+    while (attn_kv_cache_length(cache, 0) < LENGTH)
+        step(cache, 0, 1, stepped);
+    while (attn_kv_cache_length(cache, 1) < LENGTH)
+        step(cache, 1, 2, shared); /* two at a time, for a change */
+    pages -= attn_kv_cache_free_pages(cache);
+    attn_kv_cache_destroy(cache);
 
-    must(attn_sdpa_f32(1, HQ, HKV, LENGTH, LENGTH, D, q, k, v, whole,
-                       ATTN_ALIGN_TOP_LEFT));
-    for (int n = 0; n < HQ * LENGTH * D; n++)
-        largest = fmax(largest, fabs((double)whole[n] - (double)stepped[n]));
+    all_at_once(whole);
+    worst = difference(whole, stepped, 0);
+    worst_shared = difference(whole, shared, PROMPT);
     printf("prompt of %d and %d steps against one causal call: %.1e\n", PROMPT,
-           LENGTH - PROMPT, largest);
-    return largest <= 1e-6 ? 0 : 1;
+           LENGTH - PROMPT, worst);
+    printf("a second sequence from the same prompt: %.1e\n", worst_shared);
+    printf("pages of %d keys for 2 sequences of %d: %d\n", PAGE, LENGTH,
+           (int)pages);
+    return worst <= 1e-6 && worst_shared <= 1e-6 && pages == 5 ? 0 : 1;
 }

@@ -114,6 +114,7 @@ typedef int32_t attn_status;
 #define ATTN_ERR_WORKSPACE (-11)  /* scratch memory too small or misaligned */
 #define ATTN_ERR_NOMEM (-12)      /* allocation failed */
 #define ATTN_ERR_BLAS (-13)       /* the loaded BLAS cannot be used */
+#define ATTN_ERR_FULL (-14)       /* a key/value cache has no room left */
 
 /* A constant text for a status; for an unknown one a text that says so.
  * Never NULL. */
@@ -246,6 +247,21 @@ ATTN_API attn_status attn_context_create(attn_context **context,
 ATTN_API void attn_context_destroy(attn_context *context);
 /* The number of threads calls with this context use at most (NULL: default). */
 ATTN_API int32_t attn_context_num_threads(const attn_context *context);
+
+/* ---------------------------------------------------- Element types -- */
+
+/*
+ * y = x, element by element, each F32, F64, F16 or BF16. To fewer bits numbers
+ * are rounded once, to the nearest, ties to even, and what is too large becomes
+ * inf; subnormal numbers are numbers. NaN stays NaN, of the same sign and
+ * quiet. Equal types: a copy of the very bits. Rounding modes and flush-to-zero
+ * of the processor matter only between F32 and F64. x, y: same shape, any
+ * strides. y may be x itself if the types are equal (same data and strides),
+ * else they must not overlap. Returns ATTN_ERR_NULL, _SIZE, _SHAPE, _TYPE,
+ * _STRIDE, _ALIGN, _OVERLAP, _UNSUPPORTED (tensor.reserved not 0).
+ */
+ATTN_API attn_status attn_convert(const attn_context *context,
+                                  const attn_tensor *x, const attn_tensor *y);
 
 /* ------------------------------------------------------------ Softmax -- */
 
@@ -624,6 +640,168 @@ ATTN_API attn_status attn_sdpa_f64(int64_t batch, int64_t heads,
                                    const double *q, const double *k,
                                    const double *v, double *out,
                                    int32_t causal_align);
+
+/* --------------------------------------------------- Key/value cache -- */
+
+/* How a cache keeps its keys; there is no default. */
+#define ATTN_KV_CACHE_CONTIGUOUS 1 /* each sequence has room for `capacity` */
+#define ATTN_KV_CACHE_RING 2       /* the last `capacity` keys of each */
+#define ATTN_KV_CACHE_PAGED 3      /* pages from a common pool when needed */
+
+/*
+ * The keys and values of num_seqs sequences, which are numbered from 0 and
+ * empty at first. Key p of a sequence, counted from 0, is said to stand at
+ * position p. Wherever a call takes a batch of sequences, seqs[b] is the number
+ * of the b-th; NULL means 0 .. B-1.
+ * Several threads may read a cache at once (attend, view, length, ...); what
+ * changes it (append, truncate, reset, share, destroy) needs it alone.
+ */
+typedef struct attn_kv_cache attn_kv_cache;
+
+typedef struct attn_kv_cache_params {
+    size_t struct_size;
+    int32_t kind;     /* ATTN_KV_CACHE_*; 0 is an error */
+    attn_dtype dtype; /* as which keys and values are kept: F32, F64, F16, BF16;
+                         0 is an error */
+    int64_t num_seqs;
+    int64_t kv_heads;
+    int64_t capacity;  /* keys of a sequence, at most */
+    int64_t width;     /* D */
+    int64_t v_width;   /* Dv; 0: D */
+    int64_t page_size; /* PAGED: keys of a page; 0: 128 */
+    /* PAGED: pages of the pool; 0: enough for every sequence at its capacity.
+     * Fewer will do if sequences are shorter or share pages. */
+    int64_t num_pages;
+    /* New keys are turned by their positions when they are appended, as by
+     * attn_rotary: style ATTN_ROTARY_* and its tables (1,1,P,R/2), R <= D, of
+     * type F64 if dtype is, else F32. Their memory is the caller's and must
+     * outlive the cache. 0 and NULL: keys are kept as they come. */
+    int32_t rotary_style;
+    int32_t reserved; /* 0 */
+    const attn_tensor *cos_table;
+    const attn_tensor *sin_table;
+} attn_kv_cache_params;
+
+#define ATTN_KV_CACHE_PARAMS_INIT                                            \
+    {                                                                        \
+        sizeof(attn_kv_cache_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, \
+            NULL                                                             \
+    }
+ATTN_API void attn_kv_cache_params_init(attn_kv_cache_params *params);
+
+/*
+ * All memory is taken here, in one allocation of the context, whose allocator
+ * must outlive the cache (the context itself need not). No other call on a
+ * cache but attn_kv_cache_attend takes any. Memory that no key has reached is
+ * never touched.
+ * On failure *cache is untouched. Returns ATTN_ERR_NULL (a table missing too),
+ * _SIZE, _SHAPE, _TYPE, _VALUE (kind, rotary_style, pages without PAGED, tables
+ * without a style), _STRUCT, _STRIDE, _ALIGN, _UNSUPPORTED, _NOMEM.
+ */
+ATTN_API attn_status attn_kv_cache_create(const attn_context *context,
+                                          const attn_kv_cache_params *params,
+                                          attn_kv_cache **cache);
+/* NULL is allowed. */
+ATTN_API void attn_kv_cache_destroy(attn_kv_cache *cache);
+
+/*
+ * Appends keys and values:
+ *   k (B,Hkv,T,D)  v (B,Hkv,T,Dv)
+ * of which the first new_lens[b] are for sequence seqs[b] (NULL: all T); all
+ * seqs must differ. Both of one type, which is F32, or F64 or F32 for a cache
+ * of F64, or the 16-bit type of the cache itself; numbers are rounded as
+ * attn_convert does, after a rotation. Any strides; no overlap with the cache.
+ * A ring drops the oldest keys for the new ones and is never full. Else, if
+ * some sequence has no room for all its keys (capacity; PAGED: pages), nothing
+ * is appended to any, and the sentence says which.
+ * Returns ATTN_ERR_NULL, _SIZE, _SHAPE, _TYPE, _VALUE (seqs, new_lens, a
+ * position without a row in the tables), _STRIDE, _ALIGN, _OVERLAP,
+ * _UNSUPPORTED, _FULL.
+ */
+ATTN_API attn_status attn_kv_cache_append(
+    const attn_context *context, attn_kv_cache *cache, const int64_t *seqs,
+    const int64_t *new_lens, const attn_tensor *k, const attn_tensor *v);
+
+/*
+ * Attention of q (B,Hq,Tq,D) over the keys that the sequences hold, into out
+ * (B,Hq,Tq,Dv): attn_sdpa with k and v from the cache. q and out are F64 if the
+ * cache is, else F32. seqs may name a sequence twice. params as for attn_sdpa,
+ * NULL: defaults, but that kv_lens, page_table, pages_per_seq, ring_starts and
+ * kv_offsets are set by the cache, and refused, as is cu_k. cu_q goes without
+ * it (B = num_seqs), not with a RING.
+ * align: 0 means ATTN_ALIGN_BOTTOM_RIGHT here: the queries stand where the last
+ * keys do, as after appending the keys of the same tokens.
+ * Tk, for masks and weights, is the most keys that one of the sequences holds,
+ * of PAGED rounded up to whole pages; of a RING its capacity. Key j is the j-th
+ * that is held.
+ * Causal attention with a window of W tokens gives the same from a ring as from
+ * all keys if its capacity is at least W + Tq - 1.
+ * Returns as attn_sdpa, and ATTN_ERR_VALUE for seqs and what is refused.
+ */
+ATTN_API attn_status attn_kv_cache_attend(const attn_context *context,
+                                          const attn_kv_cache *cache,
+                                          const int64_t *seqs,
+                                          const attn_sdpa_params *params,
+                                          const attn_tensor *q,
+                                          const attn_tensor *out);
+
+/*
+ * The same in parts, for attn_sdpa_check, attn_sdpa_workspace and
+ * attn_sdpa_work: writes the views *k and *v of what the sequences hold, and
+ * sets kv_lens, page_table, pages_per_seq, ring_starts and kv_offsets of
+ * *params, and align if it is 0. The rest of *params stays and must be
+ * initialised. The arrays are cut from the caller's work, whose bytes and
+ * alignment attn_kv_cache_view_workspace gives, enough for any `batch`
+ * sequences of this cache at any time. Views and arrays are of use until the
+ * cache changes; they are for reading only.
+ * With params->cu_q (q ragged, num_seqs = batch) the keys come as pages, a
+ * sequence of CONTIGUOUS being one; a RING cannot do that. The sequences of a
+ * RING must be the same number apart, as in 4, 5, 6; attn_kv_cache_attend takes
+ * any.
+ * Returns ATTN_ERR_NULL, _SIZE, _VALUE (seqs, batch not num_seqs), _STRUCT,
+ * _UNSUPPORTED (said above), _WORKSPACE.
+ */
+ATTN_API attn_status attn_kv_cache_view(const attn_kv_cache *cache,
+                                        int64_t batch, const int64_t *seqs,
+                                        attn_sdpa_params *params,
+                                        attn_tensor *k, attn_tensor *v,
+                                        void *work, size_t work_bytes);
+ATTN_API attn_status attn_kv_cache_view_workspace(const attn_kv_cache *cache,
+                                                  int64_t batch, size_t *bytes,
+                                                  size_t *alignment);
+
+/* How many keys a sequence has had, less those truncated: the position of its
+ * next key. Negative: a status (ATTN_ERR_NULL, _VALUE). */
+ATTN_API int64_t attn_kv_cache_length(const attn_kv_cache *cache, int64_t seq);
+/* The position of the oldest key that is held: 0, but in a ring that has
+ * dropped keys. Equal to the length if none is held. Negative: a status. */
+ATTN_API int64_t attn_kv_cache_first(const attn_kv_cache *cache, int64_t seq);
+/* Pages of the pool that no sequence uses; 0 if not PAGED. Negative: a status
+ * (ATTN_ERR_NULL). */
+ATTN_API int64_t attn_kv_cache_free_pages(const attn_kv_cache *cache);
+
+/*
+ * Forgets the keys from position `length` on. length is in
+ * [attn_kv_cache_first, attn_kv_cache_length]: what a ring has dropped does not
+ * come back, so there a sequence holds fewer keys afterwards.
+ * Returns ATTN_ERR_NULL, _VALUE.
+ */
+ATTN_API attn_status attn_kv_cache_truncate(attn_kv_cache *cache, int64_t seq,
+                                            int64_t length);
+/* Makes a sequence empty, of length 0, or all with seq -1. Returns
+ * ATTN_ERR_NULL, _VALUE. */
+ATTN_API attn_status attn_kv_cache_reset(attn_kv_cache *cache, int64_t seq);
+
+/*
+ * Gives the sequence `to`, whose length must be 0, the keys of `from` below
+ * position `length`, as if they had been appended to it too. PAGED: the pages
+ * are shared and take no room; one that is not full is copied when one of its
+ * sequences appends. Else the keys are copied. In a ring length must be at
+ * least attn_kv_cache_first of `from`, and `to` begins with that position.
+ * Returns ATTN_ERR_NULL, _VALUE.
+ */
+ATTN_API attn_status attn_kv_cache_share(attn_kv_cache *cache, int64_t to,
+                                         int64_t from, int64_t length);
 
 /* --------------------------------------- Merging parts of the keys -- */
 

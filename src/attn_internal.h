@@ -6,8 +6,8 @@
  *   0  attn_internal.h real_f32.h real_f64.h
  *   1  status check alloc threads cpu view context    kernels/
  *   2  gemm softmax mask heads linear                 (linear also uses gemm)
- *      rotary alibi merge
- *   3  sdpa                                           4  mha
+ *      rotary alibi merge convert
+ *   3  sdpa                                           4  mha cache
  */
 #ifndef ATTN_INTERNAL_H
 #define ATTN_INTERNAL_H

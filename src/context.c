@@ -171,6 +171,11 @@ void *attn__scratch_take(const attn_context *context, size_t bytes)
     return header + 1;
 }
 
+size_t attn__scratch_bytes(const void *scratch)
+{
+    return ((const scratch_header *)scratch - 1)->bytes;
+}
+
 void attn__scratch_give(const attn_context *context, void *scratch)
 {
     attn_context *c = (attn_context *)(uintptr_t)context;

@@ -18,6 +18,8 @@ const attn_context *attn__context(const attn_context *context);
 
 /* At least bytes (> 0) of scratch memory, aligned; NULL: none to be had. */
 void *attn__scratch_take(const attn_context *context, size_t bytes);
+/* How many bytes a block that was taken really has. */
+size_t attn__scratch_bytes(const void *scratch);
 void attn__scratch_give(const attn_context *context, void *scratch);
 
 #endif

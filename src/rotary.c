@@ -4,6 +4,8 @@
  */
 #include "attn_internal.h"
 
+#include "rotary.h"
+
 #include "check.h"
 #include "context.h"
 #include "status.h"

@@ -8,9 +8,8 @@
  */
 
 /* Pairs (k, k+n), unit strides. */
-static void XI(turn_halves)(R *restrict low, R *restrict high,
-                            const R *restrict c, const R *restrict s, R sign,
-                            int64_t n)
+void XI(turn_halves)(R *restrict low, R *restrict high, const R *restrict c,
+                     const R *restrict s, R sign, int64_t n)
 {
     for (int64_t k = 0; k < n; k++) {
         R a = low[k], b = high[k], sine = sign * s[k];
@@ -20,8 +19,8 @@ static void XI(turn_halves)(R *restrict low, R *restrict high,
 }
 
 /* Pairs (2k, 2k+1), unit strides. */
-static void XI(turn_neighbours)(R *restrict y, const R *restrict c,
-                                const R *restrict s, R sign, int64_t n)
+void XI(turn_neighbours)(R *restrict y, const R *restrict c,
+                         const R *restrict s, R sign, int64_t n)
 {
     for (int64_t k = 0; k < n; k++) {
         R a = y[2 * k], b = y[2 * k + 1], sine = sign * s[k];

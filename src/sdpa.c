@@ -220,7 +220,9 @@ static key_rows find_rows(const attn__sdpa *p, const attn_tensor *t, int64_t b,
                           int64_t g, int64_t kv_row)
 {
     int64_t bytes = (int64_t)attn__dtype_bytes(t->dtype);
-    int64_t batch = p->cu_k || p->page_table ? 0 : b;
+    int64_t batch = p->cu_k || p->page_table ? 0
+                    : p->kv_seqs             ? p->kv_seqs[b]
+                                             : b;
     key_rows k = {.row = bytes * t->stride[2], .column = bytes * t->stride[3]};
 
     k.first = (const unsigned char *)t->data +

@@ -49,6 +49,9 @@ typedef struct attn__sdpa {
     const int32_t *q_segments, *kv_segments;
     const int32_t *page_table; /* NULL: k and v are no pools */
     int64_t pages_per_seq, page_rows;
+    /* [B]: which of the batch of k and v a sequence has, where a cache holds
+     * more or has them in another order; NULL: the one of its own number. */
+    const int64_t *kv_seqs;
     attn__blas blas;
     attn__tile tile;
     int32_t threads;

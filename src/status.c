@@ -23,7 +23,8 @@
     S(ATTN_ERR_OVERLAP, "an output shares memory with another argument") \
     S(ATTN_ERR_WORKSPACE, "scratch memory is too small or misaligned")   \
     S(ATTN_ERR_NOMEM, "memory could not be allocated")                   \
-    S(ATTN_ERR_BLAS, "the loaded BLAS cannot be used")
+    S(ATTN_ERR_BLAS, "the loaded BLAS cannot be used")                   \
+    S(ATTN_ERR_FULL, "a key/value cache has no room left")
 
 static _Thread_local char last_error[512];
 

@@ -19,9 +19,10 @@ level_of()
     case $1 in
     attn_internal | real_f32 | real_f64 | real_undef) echo 0 ;;
     status | check | alloc | threads | cpu | kernels | view | context) echo 1 ;;
-    gemm | softmax | mask | heads | weights | rotary | merge | alibi) echo 2 ;;
+    gemm | softmax | mask | heads | weights | rotary | merge | alibi | convert)
+        echo 2 ;;
     linear | sdpa) echo 3 ;;
-    mha) echo 4 ;;
+    mha | cache) echo 4 ;;
     *) echo none ;;
     esac
 }

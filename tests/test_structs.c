@@ -24,6 +24,7 @@ PIN(ATTN_ERR_OVERLAP, -10);
 PIN(ATTN_ERR_WORKSPACE, -11);
 PIN(ATTN_ERR_NOMEM, -12);
 PIN(ATTN_ERR_BLAS, -13);
+PIN(ATTN_ERR_FULL, -14);
 PIN(ATTN_F32, 1);
 PIN(ATTN_F64, 2);
 PIN(ATTN_U8, 3);
@@ -39,6 +40,9 @@ PIN(ATTN_SDPA_BLAS_ONLY, 4);
 PIN(ATTN_ALIGN_TOP_LEFT, 1);
 PIN(ATTN_ALIGN_BOTTOM_RIGHT, 2);
 PIN(ATTN_ALIGN_OFFSET, 3);
+PIN(ATTN_KV_CACHE_CONTIGUOUS, 1);
+PIN(ATTN_KV_CACHE_RING, 2);
+PIN(ATTN_KV_CACHE_PAGED, 3);
 PIN(ATTN_VERSION_NUMBER,
     ATTN_VERSION_MAJOR * 10000 + ATTN_VERSION_MINOR * 100 + ATTN_VERSION_PATCH);
 
@@ -115,6 +119,22 @@ AT(attn_sdpa_params, max_weight, 296);
 AT(attn_sdpa_params, effective_keys, 304);
 AT(attn_sdpa_params, entropy, 312);
 
+_Static_assert(sizeof(attn_kv_cache_params) == 96, "attn_kv_cache_params");
+AT(attn_kv_cache_params, struct_size, 0);
+AT(attn_kv_cache_params, kind, 8);
+AT(attn_kv_cache_params, dtype, 12);
+AT(attn_kv_cache_params, num_seqs, 16);
+AT(attn_kv_cache_params, kv_heads, 24);
+AT(attn_kv_cache_params, capacity, 32);
+AT(attn_kv_cache_params, width, 40);
+AT(attn_kv_cache_params, v_width, 48);
+AT(attn_kv_cache_params, page_size, 56);
+AT(attn_kv_cache_params, num_pages, 64);
+AT(attn_kv_cache_params, rotary_style, 72);
+AT(attn_kv_cache_params, reserved, 76);
+AT(attn_kv_cache_params, cos_table, 80);
+AT(attn_kv_cache_params, sin_table, 88);
+
 _Static_assert(sizeof(attn_mha_params) == 120, "attn_mha_params");
 AT(attn_mha_params, struct_size, 0);
 AT(attn_mha_params, weight_layout, 8);
@@ -163,6 +183,12 @@ static void test_sdpa_params_init__macro_and_call_agree(void **state)
     EXPECT_INIT(attn_sdpa_params, ATTN_SDPA_PARAMS_INIT);
 }
 
+static void test_kv_cache_params_init__macro_and_call_agree(void **state)
+{
+    (void)state;
+    EXPECT_INIT(attn_kv_cache_params, ATTN_KV_CACHE_PARAMS_INIT);
+}
+
 static void test_mha_params_init__macro_and_call_agree(void **state)
 {
     (void)state;
@@ -176,6 +202,7 @@ static void test_params_init__null_is_passed_over(void **state)
     (void)state;
     attn_context_params_init(NULL);
     attn_sdpa_params_init(NULL);
+    attn_kv_cache_params_init(NULL);
     attn_mha_params_init(NULL);
 }
 
@@ -212,6 +239,15 @@ static attn_status read_sdpa(void *params)
 
 static const float identity[4] = {1, 0, 0, 1};
 
+static attn_status read_kv_cache(void *params)
+{
+    attn_kv_cache *cache = NULL;
+    const attn_status status = attn_kv_cache_create(NULL, params, &cache);
+    assert_true((status == ATTN_OK) == (cache != NULL));
+    attn_kv_cache_destroy(cache);
+    return status;
+}
+
 static attn_status read_mha(void *params)
 {
     static const float in[4] = {1, 2, 3, 4};
@@ -236,6 +272,7 @@ struct any_params {
         attn_context_params context;
         attn_sdpa_params sdpa;
         attn_mha_params mha;
+        attn_kv_cache_params kv_cache;
         unsigned char bytes[sizeof(attn_sdpa_params) + EXTRA];
     } u;
 };
@@ -252,6 +289,14 @@ static void valid_sdpa(struct any_params *p)
 {
     memset(p, 0, sizeof *p);
     p->u.sdpa.struct_size = sizeof p->u.sdpa;
+}
+
+static void valid_kv_cache(struct any_params *p)
+{
+    memset(p, 0, sizeof *p);
+    p->u.kv_cache.struct_size = sizeof p->u.kv_cache;
+    p->u.kv_cache.kind = ATTN_KV_CACHE_RING;
+    p->u.kv_cache.dtype = ATTN_F32;
 }
 
 static void valid_mha(struct any_params *p)
@@ -279,6 +324,9 @@ static const struct params_case {
      sizeof(attn_context_params), valid_context, read_context},
     {"attn_sdpa_params", "attn_sdpa", offsetof(attn_sdpa_params, softcap),
      sizeof(attn_sdpa_params), valid_sdpa, read_sdpa},
+    {"attn_kv_cache_params", "attn_kv_cache_create",
+     sizeof(attn_kv_cache_params), sizeof(attn_kv_cache_params), valid_kv_cache,
+     read_kv_cache},
     {"attn_mha_params", "attn_mha", sizeof(attn_mha_params),
      sizeof(attn_mha_params), valid_mha, read_mha},
 };
@@ -406,6 +454,7 @@ int main(void)
 #if UINTPTR_MAX == UINT64_MAX
         cmocka_unit_test(test_context_params_init__macro_and_call_agree),
         cmocka_unit_test(test_sdpa_params_init__macro_and_call_agree),
+        cmocka_unit_test(test_kv_cache_params_init__macro_and_call_agree),
         cmocka_unit_test(test_mha_params_init__macro_and_call_agree),
 #endif
         cmocka_unit_test(test_params_init__null_is_passed_over),
