@@ -134,9 +134,9 @@ static void XI(attend_by_rows)(XI(block) * b, const XI(tiles) * tiles,
                                    b->w.bits, &p->visibility, &b->t->s,
                                    b->w.lanes, key, b->w.gather);
         for (int64_t l = 0; l < n; l++) {
-            R alpha =
-                b->kernels->row_weights(b->w.s_rows + l * XI(row_ld)(keys),
-                                        keys, &b->w.m[l], &b->w.l[l], b->unit);
+            R alpha = b->kernels->row_weights(
+                b->w.s_rows + l * XI(row_ld)(keys), keys, &b->w.m[l],
+                &b->w.l[l], b->unit, NULL);
             for (int64_t e = 0; alpha != K(1.0) && e < width; e++)
                 b->w.o_rows[l * width + e] *= alpha;
         }
