@@ -51,6 +51,18 @@ if(ATTN_CMOCKA_INCLUDE_DIR AND ATTN_CMOCKA_LIBRARY)
             LABELS unit TIMEOUT 900 SKIP_RETURN_CODE 77)
     endforeach()
 
+    # The hot loops are hidden in the library, so their test brings its own. It
+    # runs at the level of this processor; here at the lower ones.
+    target_sources(attn_test_kernels PRIVATE
+        "${PROJECT_SOURCE_DIR}/src/kernels.c" "${PROJECT_SOURCE_DIR}/src/cpu.c")
+    target_include_directories(attn_test_kernels PRIVATE
+        "${PROJECT_SOURCE_DIR}/src")
+    foreach(level IN ITEMS generic avx2)
+        add_test(NAME attn.kernels.${level} COMMAND attn_test_kernels)
+        set_tests_properties(attn.kernels.${level} PROPERTIES
+            ENVIRONMENT "ATTN_CPU_LEVEL=${level}" LABELS unit TIMEOUT 900)
+    endforeach()
+
     # Fuzz targets replay their corpus everywhere; with ATTN_FUZZ (clang, see
     # the preset fuzz) they are also what libFuzzer runs.
     file(GLOB attn_fuzz_sources CONFIGURE_DEPENDS

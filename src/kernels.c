@@ -23,13 +23,16 @@
 #include <immintrin.h>
 #endif
 
-/* For functions whose loops are unrolled once their arguments are known. */
+/* For functions whose loops are unrolled once their arguments are known; ROLLED
+ * for loops that run seldom or are long enough as they are. */
 #define ALWAYS_INLINE __attribute__((always_inline)) static inline
 
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define ROLLED _Pragma("clang loop unroll(disable)")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
+#define ROLLED _Pragma("GCC unroll 1")
 #endif
 
 /* Lanes of a and b, in gcc 12 and clang by the same builtin. */

@@ -610,21 +610,10 @@ static attn_status check_extra(const char *call, int a, const attn_tensor *t,
     return ATTN_OK;
 }
 
-/* Not computed yet. */
-static attn_status check_planned(const char *call, const attn_sdpa_params *o)
-{
-    if (o->max_weight || o->effective_keys || o->entropy)
-        return attn__fail(ATTN_ERR_UNSUPPORTED,
-                          "%s: params.max_weight, effective_keys or entropy is "
-                          "given; this version cannot do that yet",
-                          call);
-    return ATTN_OK;
-}
-
 static attn_status check_extras(const char *call, const attn_sdpa_params *o,
                                 attn__sdpa *p)
 {
-    attn_status status = check_planned(call, o);
+    attn_status status = ATTN_OK;
 
     for (int a = 0; a < ATTN__EXTRAS && !status; a++) {
         const attn_tensor *t;

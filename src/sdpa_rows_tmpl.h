@@ -155,7 +155,7 @@ static void XI(weigh_rows)(XI(block) * b, int64_t keys)
         for (int64_t a = 0; of && a < MOMENTS; a++)
             of[a] = b->w.moments[a * b->padded + l];
         alpha = b->kernels->row_weights(b->w.s_rows + l * ld, keys, &b->w.m[l],
-                                        &b->w.l[l], b->unit);
+                                        &b->w.l[l], b->unit, of);
         for (int64_t a = 0; of && a < MOMENTS; a++)
             b->w.moments[a * b->padded + l] = of[a];
         for (int64_t e = 0; alpha != K(1.0) && e < width; e++)

@@ -112,7 +112,7 @@ static void XI(attend)(XI(block) * b, const XI(tiles) * tiles, int64_t begin,
             continue;
         moved = b->kernels->softmax(b->w.s, b->padded, keys, b->padded, b->w.m,
                                     b->w.l, b->w.alpha, b->unit,
-                                    XI(hidden)(b, state));
+                                    XI(hidden)(b, state), b->w.moments);
         if (moved && !first)
             b->kernels->rescale(b->w.ot, b->padded, b->p->v_width, b->padded,
                                 b->w.alpha);

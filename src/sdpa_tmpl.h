@@ -583,8 +583,9 @@ static void XI(write_moments)(const XI(block) * b, int64_t l)
     if (b->w.seen[l]) {
         results[0] = f * (double)moments[0];
         results[1] = 1.0 / (f * f * (double)moments[b->padded]);
+        /* w ln w is 0 where w is, as where a sink takes it all. */
         results[2] = -f * (unit * (double)moments[2 * b->padded] +
-                           log(f) * (double)b->w.l[l]);
+                           (f == 0.0 ? 0.0 : log(f)) * (double)b->w.l[l]);
         /* The rest of a rounding, where one weight is 1. */
         results[2] = results[2] < 0.0 ? 0.0 : results[2];
     }

@@ -75,9 +75,14 @@ enum { ATTN__STORED_SAME, ATTN__STORED_F16, ATTN__STORED_BF16, ATTN__STORAGES };
          * outputs must be multiplied by alpha: l is, here; true is returned   \
          * if any alpha is not 1. Where bit `lane` of words[j *                \
          * ATTN__LANE_WORDS ..] is 0 the score counts as -inf, whatever it is; \
-         * words NULL: nowhere. */                                             \
+         * words NULL: nowhere. moments NULL: not wanted; else three arrays    \
+         * over lanes, ld apart, that run along as l does and are 0 at first,  \
+         * of the weights w relative to m: the largest, the sum of w^2, and    \
+         * the sum of w (s - m), which is 0 where w is. They do not change the \
+         * weights. */                                                         \
         bool (*softmax)(R * s, int64_t ld, int64_t keys, int64_t lanes, R *m,  \
-                        R *l, R *alpha, R unit, const uint64_t *words);        \
+                        R *l, R *alpha, R unit, const uint64_t *words,         \
+                        R *moments);                                           \
         /* s[j][lane] = weight relative to m, with words as above. */          \
         void (*exp)(R * s, int64_t ld, int64_t keys, int64_t lanes,            \
                     const R *m, R unit, const uint64_t *words);                \
@@ -104,12 +109,13 @@ enum { ATTN__STORED_SAME, ATTN__STORED_F16, ATTN__STORED_BF16, ATTN__STORAGES };
          * the index says (those without a loop are NULL); keys +              \
          * ATTN__AHEAD_ROWS addresses, all of numbers that are there:          \
          * s[i][j] = q(i) . k(j)                                               \
-         * s[i] becomes weights, as in softmax above; returns alpha            \
+         * s[i] becomes weights, as in softmax above, with three numbers for   \
+         * moments; returns alpha                                              \
          * o[i][e] += sum over j of p[i][j] v[j][e] */                         \
         void (*dots[ATTN__STORAGES])(const R *q, int64_t ldq, int64_t n,       \
                                      const void *const *rows, int64_t keys,    \
                                      int64_t width, R *s, int64_t lds);        \
-        R (*row_weights)(R * s, int64_t keys, R *m, R *l, R unit);             \
+        R (*row_weights)(R * s, int64_t keys, R *m, R *l, R unit, R *moments); \
         void (*add_rows_of[ATTN__STORAGES])(R * o, int64_t ldo, int64_t n,     \
                                             const R *p, int64_t ldp,           \
                                             const void *const *rows,           \

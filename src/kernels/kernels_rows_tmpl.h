@@ -239,6 +239,7 @@ TARGET ALWAYS_INLINE void M(add_columns)(R *o, int64_t ldo, const int n,
         for (int c = 0; c < columns; c++)
             sum[i][c] = LOAD(o + i * ldo + e + c * VL);
     }
+    ROLLED
     for (int a = 0; a < VL; a++) {
         const S *row = M(row_of)(v, a) + e;
         V x[8];

@@ -59,12 +59,18 @@ TARGET static inline V N(exp2_parts)(V f, V t)
  * where the exponent would, and the exponent at -BIAS, which makes the factor
  * 0: so -inf gives 0 in every rounding mode.
  */
+TARGET ALWAYS_INLINE V N(lowest)(R unit)
+{
+    return SPLAT(unit > K(0.0) ? -(CONST(BIAS) + K(1.0)) / unit
+                               : CONST(LOWEST_E));
+}
+
 TARGET static inline V N(exp2)(V x, R unit)
 {
     const V magic = SPLAT(CONST(MAGIC) + CONST(BIAS));
     V t, f;
 
-    x = V_MAX(SPLAT(-(CONST(BIAS) + K(1.0)) / unit), x);
+    x = V_MAX(N(lowest)(unit), x);
     t = V_FMA(x, SPLAT(unit), magic);
     t = V_MAX(SPLAT(CONST(MAGIC)), t);
     f = V_FMA(x, SPLAT(unit), magic - t);
@@ -78,7 +84,7 @@ TARGET static inline V N(expe)(V x)
     const V magic = SPLAT(CONST(MAGIC) + CONST(BIAS));
     V t, f;
 
-    x = V_MAX(SPLAT(CONST(LOWEST_E)), x);
+    x = V_MAX(N(lowest)(K(0.0)), x);
     t = V_FMA(x, SPLAT(CONST(LOG2E_HI)), magic);
     t = V_MAX(SPLAT(CONST(MAGIC)), t);
     f = V_FMA(x, SPLAT(CONST(LOG2E_HI)), magic - t);
@@ -410,6 +416,7 @@ TARGET ALWAYS_INLINE V N(column_max)(const R *s, int64_t ld, int64_t keys,
         m2 = V_MAX(N(score)(s + 2 * ld, words, j + 2, first), m2);
         m3 = V_MAX(N(score)(s + 3 * ld, words, j + 3, first), m3);
     }
+    ROLLED
     for (; j < keys; j++, s += ld)
         m0 = V_MAX(N(score)(s, words, j, first), m0);
     return V_MAX(V_MAX(m0, m1), V_MAX(m2, m3));
@@ -423,35 +430,52 @@ TARGET ALWAYS_INLINE V N(weight)(V x, R unit)
     return unit > K(0.0) ? N(exp2)(x, unit) : N(expe)(x);
 }
 
+/* What the moments of kernels.h are made of, in vectors. */
+typedef struct N(moments) {
+    V largest, squares, products;
+} N(moments);
+
+/* A weight whose score is x above the reference. Where it is 0 x may be -inf;
+ * the product takes the x that the weight was made of. */
+TARGET ALWAYS_INLINE void N(note)(N(moments) * to, V weight, V x, R unit)
+{
+    x = V_MAX(N(lowest)(unit), x);
+    to->largest = V_MAX(weight, to->largest);
+    to->squares = V_FMA(weight, weight, to->squares);
+    to->products = V_FMA(weight, x, to->products);
+}
+
 /* Weights in place of scores in one column; returns their sum. Four sums:
- * shorter chains, and a smaller rounding error. */
+ * shorter chains, and a smaller rounding error. moments is a constant NULL or
+ * not. */
 TARGET ALWAYS_INLINE V N(column_weights)(R *s, int64_t ld, int64_t keys, V m,
                                          R unit, const uint64_t *words,
-                                         int first)
+                                         int first, N(moments) * moments)
 {
-    V l0 = {0}, l1 = {0}, l2 = {0}, l3 = {0};
+    V l[4] = {{0}, {0}, {0}, {0}};
     int64_t j = 0;
 
     for (; j + 4 <= keys; j += 4, s += 4 * ld) {
-        V p0 = N(weight)(N(score)(s, words, j, first) - m, unit);
-        V p1 = N(weight)(N(score)(s + ld, words, j + 1, first) - m, unit);
-        V p2 = N(weight)(N(score)(s + 2 * ld, words, j + 2, first) - m, unit);
-        V p3 = N(weight)(N(score)(s + 3 * ld, words, j + 3, first) - m, unit);
-        STORE(s, p0);
-        STORE(s + ld, p1);
-        STORE(s + 2 * ld, p2);
-        STORE(s + 3 * ld, p3);
-        l0 += p0;
-        l1 += p1;
-        l2 += p2;
-        l3 += p3;
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            V x = N(score)(s + i * ld, words, j + i, first) - m;
+            V p = N(weight)(x, unit);
+            STORE(s + i * ld, p);
+            l[i] += p;
+            if (moments)
+                N(note)(moments, p, x, unit);
+        }
     }
+    ROLLED
     for (; j < keys; j++, s += ld) {
-        V p0 = N(weight)(N(score)(s, words, j, first) - m, unit);
-        STORE(s, p0);
-        l0 += p0;
+        V x = N(score)(s, words, j, first) - m;
+        V p = N(weight)(x, unit);
+        STORE(s, p);
+        l[0] += p;
+        if (moments)
+            N(note)(moments, p, x, unit);
     }
-    return (l0 + l1) + (l2 + l3);
+    return (l[0] + l[1]) + (l[2] + l[3]);
 }
 
 /*
@@ -462,10 +486,29 @@ TARGET ALWAYS_INLINE V N(column_weights)(R *s, int64_t ld, int64_t keys, V m,
  */
 #define SLACK (unit > K(0.0) ? K(8.0) / unit : K(5.5))
 
-/* unit is a constant 0 or not, and words NULL or not. */
+/*
+ * The moments after a tile: before, so many moved the reference by `shift` (0
+ * or less) and were multiplied by factor, l of them; found, this tile's. Where
+ * there was nothing before (the reference was -inf) they are this tile's.
+ */
+TARGET ALWAYS_INLINE void N(add_moments)(R *moments, int64_t ld, V l, V factor,
+                                         V shift, N(moments) found)
+{
+    VI none = shift == SPLAT(R_NEG_INF);
+    V products = factor * V_FMA(l, shift, LOAD(moments + 2 * ld));
+    V largest = factor * LOAD(moments);
+    V squares = factor * (factor * LOAD(moments + ld));
+
+    STORE(moments, V_MAX(found.largest, SELECT(none, (V){0}, largest)));
+    STORE(moments + ld, found.squares + SELECT(none, (V){0}, squares));
+    STORE(moments + 2 * ld, found.products + SELECT(none, (V){0}, products));
+}
+
+/* unit is a constant 0 or not, words and moments are NULL or not. */
 TARGET ALWAYS_INLINE bool N(softmax_of)(R *s, int64_t ld, int64_t keys,
                                         int64_t lanes, R *m, R *l, R *alpha,
-                                        R unit, const uint64_t *words)
+                                        R unit, const uint64_t *words,
+                                        R *moments)
 {
     const V neg_inf = SPLAT(R_NEG_INF);
     VI moved = {0};
@@ -482,11 +525,16 @@ TARGET ALWAYS_INLINE bool N(softmax_of)(R *s, int64_t ld, int64_t keys,
         /* Nothing visible so far: any finite reference gives weights of 0. */
         V reference = SELECT(now == neg_inf, (V){0}, now);
         V factor = N(weight)(before - reference, unit);
-        V sum =
-            N(column_weights)(s + c, ld, keys, reference, unit, column, first);
+        N(moments) found = {{0}, {0}, {0}};
+        V sum = N(column_weights)(s + c, ld, keys, reference, unit, column,
+                                  first, moments ? &found : NULL);
 
         factor = SELECT(moves, factor, SPLAT(K(1.0)));
         moved |= moves;
+        if (moments)
+            N(add_moments)
+        (moments + c, ld, LOAD(l + c), factor,
+         SELECT(moves, before - reference, (V){0}), found);
         STORE(alpha + c, factor);
         STORE(m + c, now);
         STORE(l + c, V_FMA(LOAD(l + c), factor, sum));
@@ -496,16 +544,31 @@ TARGET ALWAYS_INLINE bool N(softmax_of)(R *s, int64_t ld, int64_t keys,
     return any != 0;
 }
 
+TARGET ALWAYS_INLINE bool N(softmax_unit)(R *s, int64_t ld, int64_t keys,
+                                          int64_t lanes, R *m, R *l, R *alpha,
+                                          R unit, const uint64_t *words,
+                                          R *moments)
+{
+    if (moments)
+        return words ? N(softmax_of)(s, ld, keys, lanes, m, l, alpha, unit,
+                                     words, moments)
+                     : N(softmax_of)(s, ld, keys, lanes, m, l, alpha, unit,
+                                     NULL, moments);
+    return words ? N(softmax_of)(s, ld, keys, lanes, m, l, alpha, unit, words,
+                                 NULL)
+                 : N(softmax_of)(s, ld, keys, lanes, m, l, alpha, unit, NULL,
+                                 NULL);
+}
+
 TARGET static bool N(softmax)(R *s, int64_t ld, int64_t keys, int64_t lanes,
                               R *m, R *l, R *alpha, R unit,
-                              const uint64_t *words)
+                              const uint64_t *words, R *moments)
 {
     if (unit > K(0.0))
-        return words
-                   ? N(softmax_of)(s, ld, keys, lanes, m, l, alpha, unit, words)
-                   : N(softmax_of)(s, ld, keys, lanes, m, l, alpha, unit, NULL);
-    return words ? N(softmax_of)(s, ld, keys, lanes, m, l, alpha, K(0.0), words)
-                 : N(softmax_of)(s, ld, keys, lanes, m, l, alpha, K(0.0), NULL);
+        return N(softmax_unit)(s, ld, keys, lanes, m, l, alpha, unit, words,
+                               moments);
+    return N(softmax_unit)(s, ld, keys, lanes, m, l, alpha, K(0.0), words,
+                           moments);
 }
 
 TARGET static void N(exp)(R *s, int64_t ld, int64_t keys, int64_t lanes,
@@ -518,10 +581,10 @@ TARGET static void N(exp)(R *s, int64_t ld, int64_t keys, int64_t lanes,
         reference = SELECT(reference == SPLAT(R_NEG_INF), (V){0}, reference);
         if (unit > K(0.0))
             (void)N(column_weights)(s + c, ld, keys, reference, unit, column,
-                                    first);
+                                    first, NULL);
         else
             (void)N(column_weights)(s + c, ld, keys, reference, K(0.0), column,
-                                    first);
+                                    first, NULL);
     }
 }
 
@@ -610,11 +673,14 @@ TARGET static R N(row)(const R *x, R *y, int64_t n, R *sum)
 /* ------------------------------------------------------------ Few queries --
  */
 
-TARGET static R N(row_weights)(R *s, int64_t keys, R *m, R *l, R unit)
+TARGET ALWAYS_INLINE R N(row_weights_of)(R *s, int64_t keys, R *m, R *l, R unit,
+                                         R *moments)
 {
     V largest = SPLAT(R_NEG_INF), sum = {0};
-    R top = R_NEG_INF, reference = *m, alpha = K(1.0), total = K(0.0);
+    R top = R_NEG_INF, before = *m, now = before, alpha = K(1.0);
+    R total = K(0.0), reference;
     int64_t padded = (keys + VL - 1) / VL * VL;
+    N(moments) found = {{0}, {0}, {0}};
 
     for (int64_t j = keys; j < padded; j++)
         s[j] = R_NEG_INF;
@@ -622,22 +688,46 @@ TARGET static R N(row_weights)(R *s, int64_t keys, R *m, R *l, R unit)
         largest = V_MAX(LOAD(s + j), largest);
     for (int i = 0; i < VL; i++)
         top = largest[i] > top ? largest[i] : top;
-    if (top > reference + SLACK) {
-        V factor = N(weight)(SPLAT(reference - top), unit);
+    if (top > before + SLACK) {
+        V factor = N(weight)(SPLAT(before - top), unit);
         alpha = factor[0];
-        reference = top;
+        now = top;
     }
-    *m = reference;
-    reference = reference == R_NEG_INF ? K(0.0) : reference;
+    reference = now == R_NEG_INF ? K(0.0) : now;
     for (int64_t j = 0; j < padded; j += VL) {
-        V p = N(weight)(LOAD(s + j) - SPLAT(reference), unit);
+        V x = LOAD(s + j) - SPLAT(reference);
+        V p = N(weight)(x, unit);
         STORE(s + j, p);
         sum += p;
+        if (moments)
+            N(note)(&found, p, x, unit);
+    }
+    if (moments) {
+        R shift = now > before ? before - now : K(0.0);
+        bool some = before != R_NEG_INF;
+        R old[3] = {alpha * moments[0], alpha * (alpha * moments[1]),
+                    alpha * (moments[2] + *l * shift)};
+        for (int a = 0; a < 3; a++)
+            moments[a] = some ? old[a] : K(0.0);
+        for (int i = 0; i < VL; i++) {
+            if (!(found.largest[i] <= moments[0]))
+                moments[0] = found.largest[i];
+            moments[1] += found.squares[i];
+            moments[2] += found.products[i];
+        }
     }
     for (int i = 0; i < VL; i++)
         total += sum[i];
+    *m = now;
     *l = *l * alpha + total;
     return alpha;
+}
+
+TARGET static R N(row_weights)(R *s, int64_t keys, R *m, R *l, R unit,
+                               R *moments)
+{
+    return moments ? N(row_weights_of)(s, keys, m, l, unit, moments)
+                   : N(row_weights_of)(s, keys, m, l, unit, NULL);
 }
 
 /* The loops over rows of K and V, for each way their numbers are stored. */
