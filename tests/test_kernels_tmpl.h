@@ -31,7 +31,8 @@ static void N(cap_at)(R in, R out, R *x, int n)
     for (int i = 0; i < n; i++) {
         const long double want =
             (long double)out * tanhl((long double)in * (long double)x[i]);
-        if (!(N(units)(y[i], want) <= 4) || fabsl((long double)y[i]) > out)
+        if (!(N(units)(y[i], want) <= 4) ||
+            fabsl((long double)y[i]) > (long double)out)
             fail_msg("%a tanh(%a %a) = %a, not %La", (double)out, (double)in,
                      (double)x[i], (double)y[i], want);
     }
@@ -159,9 +160,10 @@ static void N(expect_moments)(const R *seen, int64_t n, R unit, R m,
         want[2] += w * x;
         size += w * fabsl(x);
     }
-    assert_true(fabsl(found[0] - want[0]) <= 40 * EPSILON * want[0]);
-    assert_true(fabsl(found[ld] - want[1]) <= 80 * EPSILON * want[1]);
-    assert_true(fabsl(found[2 * ld] - want[2]) <= 80 * EPSILON * size);
+    const long double bound[3] = {want[0], want[1], size};
+    for (int a = 0; a < 3; a++)
+        assert_true(fabsl((long double)found[a * ld] - want[a]) <=
+                    80 * (long double)EPSILON * bound[a]);
 }
 
 /* Scores that rise, so that the reference moves, with -inf and hidden ones. */
@@ -295,8 +297,10 @@ static void N(test_rows__are_the_formula_for_every_storage)(void **state)
             for (int64_t j = 0; j < keys; j++) {
                 long double want = 0;
                 for (int64_t d = 0; d < width; d++)
-                    want += (long double)q[i * LDQ + d] * N(values)[j][d];
-                assert_true(fabsl(s[i * LDS + j] - want) <= 40 * EPSILON);
+                    want += (long double)q[i * LDQ + d] *
+                            (long double)N(values)[j][d];
+                assert_true(fabsl((long double)s[i * LDS + j] - want) <=
+                            40 * (long double)EPSILON);
                 s[i * LDS + j] = (R)kit_real();
             }
         memset(o, 0, sizeof o);
@@ -306,8 +310,10 @@ static void N(test_rows__are_the_formula_for_every_storage)(void **state)
             for (int64_t e = 0; e < width; e++) {
                 long double want = 0;
                 for (int64_t j = 0; j < keys; j++)
-                    want += (long double)s[i * LDS + j] * N(values)[j][e];
-                assert_true(fabsl(o[i * width + e] - want) <= 40 * EPSILON);
+                    want += (long double)s[i * LDS + j] *
+                            (long double)N(values)[j][e];
+                assert_true(fabsl((long double)o[i * width + e] - want) <=
+                            40 * (long double)EPSILON);
             }
         N(table)()->widen[storage](rows[0], o, width);
         for (int64_t e = 0; e < width; e++)

@@ -608,6 +608,9 @@ TARGET static void N(rescale)(R *o, int64_t ld, int64_t width, int64_t lanes,
  * 0.25 ns in float and 0.87 in double (AVX2: 0.28, 1.00). E / (E + 2) with E =
  * e^2x - 1 = 2^n (2^f - 1) + (2^n - 1) from the polynomial of the weights, and
  * small numbers and signs put right: 0.30 and 0.82 (AVX2: 0.62, 1.21), 5 units.
+ * In the loop over weights (the maximum may be taken before) it costs no less
+ * than in one of its own: 0.56 ns for both against 0.28 + 0.25, in double 1.83
+ * against 0.72 + 0.88; both are bound by arithmetic.
  */
 TARGET static inline V N(tanh)(V s, R in, R out)
 {
