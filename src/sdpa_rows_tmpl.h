@@ -137,10 +137,10 @@ static void XI(alter_rows)(XI(block) * b, int64_t key, int64_t keys)
     int64_t ld = XI(row_ld)(keys), n = b->w.lanes->n;
 
     if (b->cap_in > K(0.0))
-        (void)XI(cap)(b->w.s_rows, n * ld, b->cap_in, b->cap_out);
+        b->kernels->cap(b->w.s_rows, n * ld, b->cap_in, b->cap_out);
     for (int64_t l = 0; b->w.slope && l < n; l++)
-        (void)XI(alibi_row)(b->w.s_rows + l * ld, keys, b->w.slope[l],
-                            XI(distance)(b, l, key));
+        b->kernels->alibi_row(b->w.s_rows + l * ld, keys, b->w.slope[l],
+                              XI(distance)(b, l, key));
 }
 
 /* Weights in place of the scores of a tile; output so far is rescaled. */

@@ -39,7 +39,7 @@ static void XI(products)(XI(block) * b, int64_t key, int64_t keys)
 static void XI(cap_tile)(XI(block) * b, int64_t keys)
 {
     if (b->cap_in > K(0.0))
-        (void)XI(cap)(b->w.s, keys * b->padded, b->cap_in, b->cap_out);
+        b->kernels->cap(b->w.s, keys * b->padded, b->cap_in, b->cap_out);
 }
 
 /* What is added to the scores of a tile. */
@@ -51,8 +51,8 @@ static void XI(add_to_tile)(XI(block) * b, int64_t key, int64_t keys)
         for (int64_t l = 0; l < b->padded; l++)
             b->w.distance[l] =
                 l < b->w.lanes->n ? XI(distance)(b, l, key) : K(0.0);
-        (void)XI(alibi)(b->w.s, b->padded, keys, b->padded, b->w.slope,
-                        b->w.distance);
+        b->kernels->alibi(b->w.s, b->padded, keys, b->padded, b->w.slope,
+                          b->w.distance);
     }
     if (p->visibility.num_add > 0)
         (void)XI(add_masks)(b->w.s, b->padded, keys, b->padded, &p->visibility,

@@ -23,27 +23,6 @@
  * Needs the real vocabulary, and what sdpa.c defines before including this.
  */
 
-/* What is done to scores before the softmax, in plain loops. */
-static void XI(cap)(R *s, int64_t n, R in, R out)
-{
-    for (int64_t a = 0; a < n; a++)
-        s[a] = out * (R)tanh((double)in * (double)s[a]);
-}
-
-static void XI(alibi_row)(R *s, int64_t keys, R slope, R distance)
-{
-    for (int64_t j = 0; j < keys; j++)
-        s[j] -= slope * (R)fabs((double)(distance - (R)j));
-}
-
-static void XI(alibi)(R *s, int64_t ld, int64_t keys, int64_t lanes,
-                      const R *slope, const R *distance)
-{
-    for (int64_t j = 0; j < keys; j++)
-        for (int64_t l = 0; l < lanes; l++)
-            s[j * ld + l] -= slope[l] * (R)fabs((double)(distance[l] - (R)j));
-}
-
 /* ------------------------------------------------------------- Filling -- */
 
 /* A number for n elements, `stride` apart. */

@@ -81,6 +81,16 @@ enum { ATTN__STORED_SAME, ATTN__STORED_F16, ATTN__STORED_BF16, ATTN__STORAGES };
         /* s[j][lane] = weight relative to m, with words as above. */          \
         void (*exp)(R * s, int64_t ld, int64_t keys, int64_t lanes,            \
                     const R *m, R unit, const uint64_t *words);                \
+        /* s = out tanh(in s), n numbers, a multiple of the lanes; in and out  \
+         * > 0, their product in the range of R. +-inf gives +-out, -0 stays,  \
+         * and so does NaN. */                                                 \
+        void (*cap)(R * s, int64_t n, R in, R out);                            \
+        /* s[j][lane] -= slope[lane] |distance[lane] - j|, and the same for a  \
+         * row of adjacent scores, whole vectors of it. A finite score stays   \
+         * finite, another as it is. */                                        \
+        void (*alibi)(R * s, int64_t ld, int64_t keys, int64_t lanes,          \
+                      const R *slope, const R *distance);                      \
+        void (*alibi_row)(R * s, int64_t keys, R slope, R distance);           \
         /* o[e * ld + lane] *= alpha[lane] */                                  \
         void (*rescale)(R * o, int64_t ld, int64_t width, int64_t lanes,       \
                         const R *alpha);                                       \
