@@ -9,10 +9,11 @@
  *   pass  1: the derived bound is a worst case, nothing correct exceeds it;
  *   warn  the roundings of n terms add up like a random walk, to about the
  *         square root of n where the worst case has n, so a correct program
- *         stays far below the bound: 0.36 is the most that 20000 random calls
- *         have shown (a weight just below the smallest normal number that
- *         becomes 0). Above warn the test still passes, but says so: look at
- *         it before it becomes an error.
+ *         stays far below the bound. 20000 random calls have shown 0.36 (a
+ *         weight just below the smallest normal number that becomes 0) and,
+ *         of capped scores, 0.59: nothing averages out in a single tanh. Above
+ *         warn the test still passes, but says so: look at it before it becomes
+ *         an error.
  */
 #ifndef TESTS_COMPARE_H
 #define TESTS_COMPARE_H
@@ -20,9 +21,9 @@
 #include "ref.h"
 
 #define COMPARE_PASS_F32 1.0
-#define COMPARE_WARN_F32 0.5
+#define COMPARE_WARN_F32 0.7
 #define COMPARE_PASS_F64 1.0
-#define COMPARE_WARN_F64 0.5
+#define COMPARE_WARN_F64 0.7
 
 /*
  * The number of wrong elements of got, 0 if all are right. The first ones are

@@ -14,8 +14,9 @@
  *             the rounding of each. k stored in 16 bits is exact.
  *   capped    c tanh(r/c): dr times the steepest slope of tanh within it,
  *             1 - tanh^2((|r|-dr)/c), which is 1 at most; 8 u |c tanh(r/c)|
- *             for the quotient, the tanh and the product; and c times the
- *             smallest subnormal number, since r/c may be one.
+ *             for a tanh that is good to three units in the last place (6 u),
+ *             the quotient and the product; and c times the smallest subnormal
+ *             number, since r/c may be one.
  *   score     dz(j) = du(j) + u (8 A(j) + 8 a(j) + 4 (|z(j)| + |m|))
  *             du the error of the line above, A(j) = sum of the |ADD| values,
  *             a(j) = |slope| |p - j|, where the distance, its product and the
