@@ -219,14 +219,15 @@ TARGET static inline V N(biased)(V s, V bias)
     return SELECT(bias == SPLAT(R_NEG_INF), bias, sum);
 }
 
-/* s - slope distance, finite for a finite s and slope. */
+/* s - slope distance, finite for a finite s and slope; with a finite slope an s
+ * that is not stays as it is. */
 TARGET static inline V N(farther)(V s, V slope, V distance)
 {
     const V low = SPLAT(-R_MAX), high = SPLAT(R_MAX);
     V sum = V_FMA(-slope, N(magnitude)(distance), s);
-    VI finite = (N(magnitude)(s) <= high) & (N(magnitude)(slope) <= high);
+    V kept = SELECT(N(magnitude)(s) <= high, V_MIN(high, V_MAX(low, sum)), s);
 
-    return SELECT(finite, V_MIN(high, V_MAX(low, sum)), sum);
+    return SELECT(N(magnitude)(slope) <= high, kept, sum);
 }
 
 TARGET static void N(alibi)(R *s, int64_t ld, int64_t keys, int64_t lanes,
