@@ -140,6 +140,7 @@ typedef struct XI(block) {
     R cap_in, cap_out; /* s = cap_out tanh(cap_in s), if cap_in > 0 */
     bool plain;        /* scores are wanted as the formula has them */
     bool by_rows;      /* few queries: no GEMM */
+    bool in_rows;      /* the output is in o_rows, not in ot */
     bool careful;      /* hidden values may be NaN or inf */
     key_rows k, v;     /* of this sequence and head */
     int storage;       /* of their numbers, see kernels.h */
@@ -630,6 +631,13 @@ static void XI(write_block)(const run *r, XI(block) * b)
             stats[0] = b->w.m[l];
             stats[1] = b->w.factor[l];
         }
+    }
+    if (b->in_rows) {
+        for (int64_t l = 0; l < lanes->n; l++)
+            for (int64_t e = 0; e < p->v_width; e++)
+                b->w.out_rows[l][e * stride] =
+                    b->w.o_rows[l * p->v_width + e] * b->w.factor[l];
+        return;
     }
     if (stride == 1 || p->v_width <= 1) {
         b->kernels->unpack(b->w.ot, b->padded, lanes->n, p->v_width,
