@@ -196,6 +196,27 @@ TARGET ALWAYS_INLINE void M(dots_strip)(const R *q, int64_t ldq, const int n,
     }
 }
 
+/* What does not fill a strip of each run: keys from `first`, a multiple of VL,
+ * fewer than VL. Sums of what is not there are written too: s has room. */
+TARGET static inline void M(dots_rest)(const R *q, int64_t ldq, int64_t n,
+                                       const void *const *rows, int64_t first,
+                                       int64_t keys, int64_t width, R *s,
+                                       int64_t lds)
+{
+    for (int64_t i = 0; i < n; i++) {
+        V part[4][VECTOR_BYTES / sizeof(R)] = {{{0}}};
+        V sums[VECTOR_BYTES / sizeof(R)];
+        for (int64_t j = first; j < keys; j++) {
+            const S *row[4] = {rows[j]};
+            M(dots_few)(q + i * ldq, ldq, 1, row, 1, width, part, 0);
+            sums[j - first] = part[0][0];
+        }
+        for (int64_t j = keys - first; j < VL; j++)
+            sums[j] = (V){0};
+        STORE(s + i * lds + first, N(sums)(sums, VL));
+    }
+}
+
 TARGET static void M(dots)(const R *q, int64_t ldq, int64_t n,
                            const void *const *rows, int64_t keys, int64_t width,
                            R *s, int64_t lds)
@@ -223,14 +244,8 @@ TARGET static void M(dots)(const R *q, int64_t ldq, int64_t n,
             }
         }
     }
-    /* What does not fill a strip of each run. */
-    for (int64_t j = STREAMS * r.length; j < keys; j++)
-        for (int64_t i = 0; i < n; i++) {
-            const S *row[4] = {rows[j]};
-            V part[4][VECTOR_BYTES / sizeof(R)] = {{{0}}};
-            M(dots_few)(q + i * ldq, ldq, 1, row, 1, width, part, 0);
-            s[i * lds + j] = N(sums)(part[0], VL)[0];
-        }
+    if (STREAMS * r.length < keys)
+        M(dots_rest)(q, ldq, n, rows, STREAMS * r.length, keys, width, s, lds);
 }
 
 /* Columns [e, e + columns VL) of n (1 to 4) rows of o, a strip; n and columns
