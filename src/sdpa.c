@@ -27,6 +27,9 @@
 /* if it has at least this many keys a lane: each row of scores is a loop of its
  * own, which 5 queries with 5 keys feel (1.24 us a call instead of 0.66). */
 #define ROW_KEYS 8
+/* One or two lanes always: packing them takes 16, or 8, whatever they are (12
+ * heads of width 64: T = 1 0.63 of the time, 2 0.80, but 4 1.04). */
+#define FEW_ROWS 2
 
 /* Keys of a tile that goes by rows: as many as the bits of masks are made for,
  * as its quarters are the runs that are read in turn. */
