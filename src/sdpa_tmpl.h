@@ -128,6 +128,20 @@ static XI(worker) XI(cut_worker)(const attn__sdpa *p, attn__bump *bump)
     return w;
 }
 
+/* Those of all workers, once a call: a task of a few queries takes little
+ * longer than cutting. */
+static void *XI(cut_workers)(const attn__sdpa *p, attn__bump *bump)
+{
+    XI(worker) *workers = attn__bump_take(bump, p->threads, sizeof(XI(worker)));
+
+    for (int32_t t = 0; t < p->threads; t++) {
+        XI(worker) w = XI(cut_worker)(p, bump);
+        if (workers)
+            workers[t] = w;
+    }
+    return workers;
+}
+
 /* A block of queries, with all that its loops need. */
 typedef struct XI(block) {
     const attn__sdpa *p;
@@ -299,12 +313,11 @@ static XI(block)
     XI(make_block)(const run *r, const task *t, int32_t worker, bool plain)
 {
     const attn__sdpa *p = r->p;
-    attn__bump bump = {r->workers + (size_t)worker * r->worker_bytes, 0};
     XI(block)
     b = {.p = p, .t = t, .kernels = XI(kernels_get)(), .plain = plain};
     bool added = plain || p->visibility.num_add > 0 || p->alibi.data;
 
-    b.w = XI(cut_worker)(p, &bump);
+    b.w = ((const XI(worker) *)r->workers)[worker];
     XI(set_cap)(&b, added);
     b.k = find_rows(p, &p->k, t->s.b, t->g, t->kv_row);
     b.v = find_rows(p, &p->v, t->s.b, t->g, t->kv_row);
