@@ -360,6 +360,11 @@ static void and_blocks(attn__tile_bits *bits, const attn__block_map *m,
     }
 }
 
+/* Up to so many keys are gone through one by one, which costs less than
+ * transposing 64: causal, T = 2: 0.78 of the time of the call, T = 17: 0.96,
+ * but T = 128: 1.02. */
+#define FEW_KEYS 32
+
 /* 64 x 64 bits at a time; blocks without a hidden key need no transposing. */
 static void bits_by_key(attn__tile_bits *bits, int64_t lanes, int64_t keys)
 {
@@ -378,6 +383,33 @@ static void bits_by_key(attn__tile_bits *bits, int64_t lanes, int64_t keys)
                 bits->by_key[64 * w + a][lane / 64] =
                     missing ? block[a] : UINT64_MAX;
         }
+}
+
+/*
+ * The same where only the ranges of the lanes decide. Lanes stand in the order
+ * of their queries, so neither end of a range ever moves back: those that see a
+ * key are neighbours, from the first whose range ends behind it to the last
+ * whose range has begun.
+ */
+static void ranges_by_key(attn__tile_bits *bits, const attn__lanes *lanes,
+                          int64_t key, int64_t keys)
+{
+    int64_t n = lanes->n, first = 0, end = 0, keep_first = 0, keep_end = 0;
+
+    for (int64_t j = 0; j < keys; j++) {
+        while (first < n && lanes->range[first].high <= key + j)
+            first++;
+        while (end < n && lanes->range[end].low <= key + j)
+            end++;
+        while (keep_first < n && lanes->range[keep_first].keep_high <= key + j)
+            keep_first++;
+        while (keep_end < n && lanes->range[keep_end].keep_low <= key + j)
+            keep_end++;
+        for (int64_t w = 0; 64 * w < n; w++)
+            bits->by_key[j][w] = interval_bits(first, end, 64 * w) |
+                                 interval_bits(keep_first, keep_end, 64 * w) |
+                                 interval_bits(n, 64 * (w + 1), 64 * w);
+    }
 }
 
 /* All keys of a tile, by words. */
@@ -446,7 +478,9 @@ attn__tile_state attn__tile_visibility(attn__tile_bits *bits,
     for (int32_t m = 0; m < v->num_masks; m++)
         and_mask(bits, &v->masks[m], s, lanes, key, keys, dtype);
     state = state_of(bits, lanes->n, num_words, full);
-    if (state == ATTN__TILE_MIXED)
+    if (state == ATTN__TILE_MIXED && keys <= FEW_KEYS && !attn__has_elements(v))
+        ranges_by_key(bits, lanes, key, keys);
+    else if (state == ATTN__TILE_MIXED)
         bits_by_key(bits, lanes->n, keys);
     return state;
 }

@@ -5,8 +5,8 @@
  * MAX_ROWS), so these are dot products and sums of rows written out; a row of
  * scores is a query, and its keys are the vector. Needs sdpa_tmpl.h before it.
  *
- * The result ends up transposed, as that of the other loop, so that all that
- * follows is the same.
+ * A partial result ends up transposed, as that of the other loop, so that all
+ * that follows is the same.
  */
 
 /* Elements between two rows of scores. */
@@ -190,7 +190,7 @@ static void XI(attend_by_rows)(XI(block) * b, const XI(tiles) * tiles,
         XI(add_values_by_rows)(b, state, key, keys);
         XI(note_seen)(b, state, keys);
     }
-    for (int64_t e = 0; e < width; e++)
+    for (int64_t e = 0; !b->in_rows && e < width; e++)
         for (int64_t l = 0; l < b->padded; l++)
             b->w.ot[e * b->padded + l] =
                 l < n ? b->w.o_rows[l * width + e] : K(0.0);

@@ -128,6 +128,20 @@ static XI(worker) XI(cut_worker)(const attn__sdpa *p, attn__bump *bump)
     return w;
 }
 
+/* Those of all workers, once a call: a task of a few queries takes little
+ * longer than cutting. */
+static void *XI(cut_workers)(const attn__sdpa *p, attn__bump *bump)
+{
+    XI(worker) *workers = attn__bump_take(bump, p->threads, sizeof(XI(worker)));
+
+    for (int32_t t = 0; t < p->threads; t++) {
+        XI(worker) w = XI(cut_worker)(p, bump);
+        if (workers)
+            workers[t] = w;
+    }
+    return workers;
+}
+
 /* A block of queries, with all that its loops need. */
 typedef struct XI(block) {
     const attn__sdpa *p;
@@ -140,6 +154,7 @@ typedef struct XI(block) {
     R cap_in, cap_out; /* s = cap_out tanh(cap_in s), if cap_in > 0 */
     bool plain;        /* scores are wanted as the formula has them */
     bool by_rows;      /* few queries: no GEMM */
+    bool in_rows;      /* the output is in o_rows, not in ot */
     bool careful;      /* hidden values may be NaN or inf */
     key_rows k, v;     /* of this sequence and head */
     int storage;       /* of their numbers, see kernels.h */
@@ -173,8 +188,9 @@ static void XI(set_lanes)(XI(block) * b)
         }
     lanes->n = n;
     b->padded = attn__round_up(n, lane_step(R_DTYPE));
-    b->by_rows =
-        n <= MAX_ROWS && t->s.kv_len >= ROW_KEYS * n && !b->p->blas_only;
+    b->by_rows = n <= MAX_ROWS &&
+                 (n <= FEW_ROWS || t->s.kv_len >= ROW_KEYS * n) &&
+                 !b->p->blas_only;
     attn__lanes_ranges(lanes, &b->p->visibility, &t->s);
 }
 
@@ -297,12 +313,11 @@ static XI(block)
     XI(make_block)(const run *r, const task *t, int32_t worker, bool plain)
 {
     const attn__sdpa *p = r->p;
-    attn__bump bump = {r->workers + (size_t)worker * r->worker_bytes, 0};
     XI(block)
     b = {.p = p, .t = t, .kernels = XI(kernels_get)(), .plain = plain};
     bool added = plain || p->visibility.num_add > 0 || p->alibi.data;
 
-    b.w = XI(cut_worker)(p, &bump);
+    b.w = ((const XI(worker) *)r->workers)[worker];
     XI(set_cap)(&b, added);
     b.k = find_rows(p, &p->k, t->s.b, t->g, t->kv_row);
     b.v = find_rows(p, &p->v, t->s.b, t->g, t->kv_row);
@@ -630,6 +645,13 @@ static void XI(write_block)(const run *r, XI(block) * b)
             stats[0] = b->w.m[l];
             stats[1] = b->w.factor[l];
         }
+    }
+    if (b->in_rows) {
+        for (int64_t l = 0; l < lanes->n; l++)
+            for (int64_t e = 0; e < p->v_width; e++)
+                b->w.out_rows[l][e * stride] =
+                    b->w.o_rows[l * p->v_width + e] * b->w.factor[l];
+        return;
     }
     if (stride == 1 || p->v_width <= 1) {
         b->kernels->unpack(b->w.ot, b->padded, lanes->n, p->v_width,

@@ -244,7 +244,7 @@ TARGET static void N(alibi)(R *s, int64_t ld, int64_t keys, int64_t lanes,
 
 TARGET static void N(alibi_row)(R *s, int64_t keys, R slope, R distance)
 {
-    V key;
+    V key = {0};
 
     for (int i = 0; i < VL; i++)
         key[i] = (R)i;
@@ -368,6 +368,12 @@ TARGET static bool N(nonfinite)(const R *v, int64_t ld, int64_t rows,
     V sum[4] = {{0}, {0}, {0}, {0}};
     R rest = K(0.0);
 
+    /* Adjacent rows as one: a short row is a sum of its own, each waiting for
+     * the last. */
+    if (ld == width) {
+        width *= rows;
+        rows = rows > 0;
+    }
     /* x * 0 is NaN exactly for the numbers looked for. */
     for (int64_t j = 0; j < rows; j++, v += ld) {
         int64_t e = 0;
