@@ -689,7 +689,7 @@ static void test_outputs__belong_together(void **state)
     (void)state;
     enum { TQ = 40, TK = 70 };
     for (int t = 0; t < 2; t++) {
-        const double near = types[t] == ATTN_F32 ? 1e-5 : 1e-13;
+        const long double near = types[t] == ATTN_F32 ? 1e-5L : 1e-13L;
         problem x =
             make("together", types[t], types[t], 1, 2, 1, TQ, TK, 16, 8);
         x.p.causal = 1;
@@ -699,8 +699,10 @@ static void test_outputs__belong_together(void **state)
         tensor lse = tensor_make(types[t], 1, 2, TQ, 1);
         assert_int_equal(attn_softmax(&r.scores.view, &w.view, &lse.view),
                          ATTN_OK);
-        assert_true(compare_distance(&w.view, &r.weights.view) < near);
-        assert_true(compare_distance(&lse.view, &r.lse.view) < near);
+        assert_true((long double)compare_distance(&w.view, &r.weights.view) <
+                    near);
+        assert_true((long double)compare_distance(&lse.view, &r.lse.view) <
+                    near);
         for (int64_t h = 0; h < 2; h++) {
             for (int64_t j = 0; j < TK; j++) {
                 long double sum = 0.0L;

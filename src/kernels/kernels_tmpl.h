@@ -244,7 +244,7 @@ TARGET static void N(alibi)(R *s, int64_t ld, int64_t keys, int64_t lanes,
 
 TARGET static void N(alibi_row)(R *s, int64_t keys, R slope, R distance)
 {
-    V key;
+    V key = {0};
 
     for (int i = 0; i < VL; i++)
         key[i] = (R)i;
