@@ -21,14 +21,15 @@ void attn_sdpa_params_init(attn_sdpa_params *params)
 
 /* -------------------------------------------------------------- Tensors -- */
 
-/* A copy, with strides that can be multiplied: those of a tensor without
- * elements have not been checked, and may be anything. */
+/* A copy, with strides that can be multiplied: those of a size of 1, and of a
+ * tensor without elements, have not been checked, and may be anything. */
 static attn_tensor usable(const attn_tensor *t)
 {
     attn_tensor copy = *t;
 
-    for (int a = 0; a < 4 && attn__count(t) == 0; a++)
-        copy.stride[a] = 0;
+    for (int a = 0; a < 4; a++)
+        if (t->shape[a] == 1 || attn__count(t) == 0)
+            copy.stride[a] = 0;
     return copy;
 }
 

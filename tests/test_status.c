@@ -2377,6 +2377,49 @@ static void test_sdpa__strides_of_size_1_are_ignored(void **state)
     finish();
 }
 
+/* Only tensors without elements had such strides replaced: here they went into
+ * products as they were, which overflowed. */
+static void test_sdpa__one_element_with_any_strides(void **state)
+{
+    (void)state;
+    static const int64_t any[] = {INT64_MIN, -1, 0, INT64_MAX};
+    for (size_t n = 0; n < COUNT(any); n++) {
+        float q = 2.0f, k = 3.0f, v = 5.0f, slope = 1.0f;
+        float out = 0.0f, lse = 0.0f, score = 0.0f, sum = 0.0f;
+        attn_tensor views[] = {kit_view(ATTN_F32, &q, 1, 1, 1, 1),
+                               kit_view(ATTN_F32, &k, 1, 1, 1, 1),
+                               kit_view(ATTN_F32, &v, 1, 1, 1, 1),
+                               kit_view(ATTN_F32, &out, 1, 1, 1, 1),
+                               kit_view(ATTN_F32, &lse, 1, 1, 1, 1),
+                               kit_view(ATTN_F32, &score, 1, 1, 1, 1),
+                               kit_view(ATTN_F32, &sum, 1, 1, 1, 1),
+                               kit_view(ATTN_F32, &slope, 1, 1, 1, 1)};
+        for (size_t t = 0; t < COUNT(views); t++)
+            for (int a = 0; a < 4; a++)
+                views[t].stride[a] = any[(n + (size_t)a) % COUNT(any)];
+        const int32_t page = 0;
+        const int64_t len = 1;
+        attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+        p.lse = &views[4];
+        p.scores = &views[5];
+        p.key_sums = &views[6];
+        p.alibi = &views[7];
+        p.kv_lens = &len;
+        for (int paged = 0; paged < 2; paged++)
+            for (int blas = 0; blas < 2; blas++) {
+                p.flags = blas ? ATTN_SDPA_BLAS_ONLY : 0;
+                p.page_table = paged ? &page : NULL;
+                p.pages_per_seq = paged;
+                out = lse = score = sum = 0.0f;
+                assert_int_equal(attn_sdpa(NULL, &p, &views[0], &views[1],
+                                           &views[2], &views[3]),
+                                 ATTN_OK);
+                assert_true(out == 5.0f && lse == 6.0f && score == 6.0f &&
+                            sum == 1.0f);
+            }
+    }
+}
+
 static void test_sdpa__empty_tensors_need_no_data(void **state)
 {
     (void)state;
@@ -3778,6 +3821,7 @@ int main(void)
         TEST(test_sdpa__outputs_take_any_one_to_one_strides),
         TEST(test_sdpa__inputs_take_any_strides),
         TEST(test_sdpa__strides_of_size_1_are_ignored),
+        TEST(test_sdpa__one_element_with_any_strides),
         TEST(test_sdpa__empty_tensors_need_no_data),
         TEST(test_sdpa_work__scratch_memory_must_fit),
         TEST(test_sdpa_work__scratch_memory_must_be_its_own),
