@@ -506,6 +506,21 @@ SDPA(batch_2_to_31_len_2_to_32, ATTN_ERR_SIZE, "q|2147483648|4294967296")
     set_shapes(c, 2, TWO(32));
 }
 
+/* Without memory: all keys are one. */
+static void use_endless_keys(struct sdpa *c, int64_t len)
+{
+    for (int dim = 0; dim < 3; dim++) {
+        set_shapes(c, dim, 1);
+        c->k.stride[dim] = c->v.stride[dim] = 0;
+    }
+    c->k.shape[3] = c->v.shape[3] = c->q.shape[3] = c->out.shape[3] = 1;
+    c->k.shape[2] = c->v.shape[2] = len;
+}
+SDPA(keys_of_2_to_61, ATTN_ERR_SIZE, "k|2305843009213693952|most|693951")
+{
+    use_endless_keys(c, TWO(61));
+}
+
 SDPA(scratch_beyond_memory, ATTN_ERR_SIZE, "scratch")
 {
     c->q.shape[3] = c->k.shape[3] = TWO(57);
@@ -1440,6 +1455,12 @@ SDPA(pages_of_too_many_keys, ATTN_ERR_SIZE,
     use_pages(c);
     c->p.pages_per_seq = TWO(62);
 }
+SDPA(pages_of_too_many_keys_together, ATTN_ERR_SIZE,
+     "pages_per_seq|2305843009213693952|2 keys|2 sequences")
+{
+    use_pages(c);
+    c->p.pages_per_seq = TWO(61);
+}
 SDPA(pages_per_seq_without_a_table, ATTN_ERR_VALUE,
      "pages_per_seq|3|page_table|NULL")
 {
@@ -2358,6 +2379,43 @@ static void test_sdpa__inputs_take_any_strides(void **state)
     c.v = c.k;
     c.v.shape[3] = DV;
     accept("v in k", &c);
+    finish();
+}
+
+/* The last keys of the most there may be, in a ring and under a large block:
+ * their numbers once overflowed where a key more was added to them. */
+static void test_sdpa__the_most_keys(void **state)
+{
+    (void)state;
+    const int64_t most = TWO(61) - 1, first = most - 3, few = 3;
+    for (int n = 0; n < 12; n++) {
+        struct sdpa c;
+        sdpa_base(&c);
+        use_endless_keys(&c, most);
+        unsigned char one = 1;
+        c.blocks = kit_view(ATTN_U8, &one, 1, 1, 1, 1);
+        float q = 0.0f, k = 3.0f, v = 5.0f, out = 0.0f, lse = 0.0f;
+        c.q.data = &q;
+        c.k.data = &k;
+        c.v.data = &v;
+        c.out = kit_view(ATTN_F32, &out, 1, 1, 1, 1);
+        c.lse = kit_view(ATTN_F32, &lse, 1, 1, 1, 1);
+        c.p.lse = &c.lse;
+        c.p.flags = n % 2 ? ATTN_SDPA_BLAS_ONLY : 0;
+        if (n % 4 < 2)
+            c.p.kv_starts = &first;
+        else
+            c.p.kv_lens = &few;
+        if (n / 4 == 1) {
+            c.p.blocks = &c.blocks;
+            c.p.block_q = c.p.block_k = INT64_MAX;
+        }
+        if (n / 4 == 2)
+            c.p.ring_starts = &first;
+        accept("the most keys", &c);
+        assert_true(out == v);
+        assert_float_equal(lse, 1.0986123f, 1e-6f);
+    }
     finish();
 }
 
@@ -3820,6 +3878,7 @@ int main(void)
         TEST(test_sdpa__interleaved_slots_do_not_overlap),
         TEST(test_sdpa__outputs_take_any_one_to_one_strides),
         TEST(test_sdpa__inputs_take_any_strides),
+        TEST(test_sdpa__the_most_keys),
         TEST(test_sdpa__strides_of_size_1_are_ignored),
         TEST(test_sdpa__one_element_with_any_strides),
         TEST(test_sdpa__empty_tensors_need_no_data),
