@@ -2494,6 +2494,30 @@ static void test_sdpa__empty_tensors_need_no_data(void **state)
     finish();
 }
 
+/* Keys without columns in pages out of order were copied from NULL. */
+static void test_sdpa__pages_without_columns_need_no_data(void **state)
+{
+    (void)state;
+    const int32_t pages[] = {1, 0};
+    const int64_t len = 2;
+    float values[] = {3.0f, 5.0f}, results[9] = {0};
+    attn_tensor q = kit_view(ATTN_F32, NULL, 1, 1, 9, 0);
+    attn_tensor k = kit_view(ATTN_F32, NULL, 2, 1, 1, 0);
+    attn_tensor v = kit_view(ATTN_F32, values, 2, 1, 1, 1);
+    attn_tensor out = kit_view(ATTN_F32, results, 1, 1, 9, 1);
+    attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+    p.page_table = pages;
+    p.pages_per_seq = 2;
+    p.kv_lens = &len;
+    for (int blas = 0; blas < 2; blas++) {
+        p.flags = blas ? ATTN_SDPA_BLAS_ONLY : 0;
+        assert_int_equal(attn_sdpa(NULL, &p, &q, &k, &v, &out), ATTN_OK);
+        for (size_t n = 0; n < COUNT(results); n++)
+            assert_true(results[n] == 4.0f);
+        kit_fill_with(&out, 0.0);
+    }
+}
+
 /* ---- scratch memory ---- */
 
 static void test_sdpa_work__scratch_memory_must_fit(void **state)
@@ -3879,6 +3903,7 @@ int main(void)
         TEST(test_sdpa__outputs_take_any_one_to_one_strides),
         TEST(test_sdpa__inputs_take_any_strides),
         TEST(test_sdpa__the_most_keys),
+        TEST(test_sdpa__pages_without_columns_need_no_data),
         TEST(test_sdpa__strides_of_size_1_are_ignored),
         TEST(test_sdpa__one_element_with_any_strides),
         TEST(test_sdpa__empty_tensors_need_no_data),
