@@ -235,6 +235,9 @@ static key_rows find_rows(const attn__sdpa *p, const attn_tensor *t, int64_t b,
         k.pages = p->page_table + b * p->pages_per_seq;
         k.page_rows = p->page_rows;
         k.page_bytes = bytes * t->stride[0];
+        /* A page of one row: the next one is on the next page, if anywhere. */
+        if (p->page_rows == 1)
+            k.row = k.page_bytes;
     }
     if (p->ring_starts) {
         k.ring_rows = t->shape[2];

@@ -427,6 +427,8 @@ static void XI(copy_rows)(const XI(block) * b, const key_rows *k,
     int64_t bytes = b->storage == ATTN__STORED_SAME ? (int64_t)sizeof(R) : 2;
     bool adjacent = k->column == bytes || width <= 1;
 
+    if (width == 0)
+        return; /* there need be no data */
     for (int64_t j = 0; j < n; j++, from += k->row, to += width)
         if (adjacent && b->storage == ATTN__STORED_SAME)
             memcpy(to, from, (size_t)width * sizeof(R));
