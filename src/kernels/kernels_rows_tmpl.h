@@ -145,7 +145,7 @@ TARGET static inline void M(ask)(const S *row, int64_t width)
 
 /* The columns [d, width), fewer than VL, of the rows below. A function of its
  * own, and the first to be summed: a call among the sums, which memcpy is, has
- * them stored and loaded. */
+ * them stored and loaded (bfloat16, four queries: 11 % more time). */
 TARGET __attribute__((noinline)) static void
 M(dots_rest)(const R *q, int64_t ldq, int n, const S *const row[4], int keys,
              int64_t d, int64_t width, V sum[4][4])
