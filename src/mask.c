@@ -19,11 +19,9 @@
 
 int64_t attn__clamped_sum(int64_t a, int64_t b)
 {
-    int64_t sum;
-
-    if (!attn__add_i64(a, b, &sum))
+    if (b > 0 ? a > INT64_MAX - b : a < INT64_MIN - b)
         return a > 0 ? INT64_MAX : INT64_MIN;
-    return sum;
+    return a + b;
 }
 
 static int64_t floor_to(int64_t x, int64_t step)
@@ -85,26 +83,27 @@ static bool has_rules(const attn__visibility *v)
 static void hull_of_ranges(attn__lanes *lanes, const attn__visibility *v,
                            const attn__sequence *s)
 {
+    attn__range r = {0, 0, 0, 0};
+
     lanes->low = s->kv_len;
     lanes->high = 0;
     lanes->keep_low = s->kv_len;
     for (int64_t l = 0; l < lanes->n; l++) {
-        attn__range *r = &lanes->range[l];
         /* Heads of a group stand side by side and see the same. */
-        if (l > 0 && lanes->i[l] == lanes->i[l - 1])
-            *r = lanes->range[l - 1];
-        else
-            *r = query_range(v, s, lanes->i[l]);
-        lanes->all_low = MAX(lanes->all_low, r->low);
-        lanes->all_high = MIN(lanes->all_high, r->high);
-        if (r->low < r->high) {
-            lanes->low = MIN(lanes->low, r->low);
-            lanes->high = MAX(lanes->high, r->high);
+        if (l == 0 || lanes->i[l] != lanes->i[l - 1]) {
+            r = query_range(v, s, lanes->i[l]);
+            lanes->all_low = MAX(lanes->all_low, r.low);
+            lanes->all_high = MIN(lanes->all_high, r.high);
+            if (r.low < r.high) {
+                lanes->low = MIN(lanes->low, r.low);
+                lanes->high = MAX(lanes->high, r.high);
+            }
+            if (r.keep_low < r.keep_high) {
+                lanes->keep_low = MIN(lanes->keep_low, r.keep_low);
+                lanes->keep_high = MAX(lanes->keep_high, r.keep_high);
+            }
         }
-        if (r->keep_low < r->keep_high) {
-            lanes->keep_low = MIN(lanes->keep_low, r->keep_low);
-            lanes->keep_high = MAX(lanes->keep_high, r->keep_high);
-        }
+        lanes->range[l] = r;
     }
 }
 
@@ -396,6 +395,8 @@ static void ranges_by_key(attn__tile_bits *bits, const attn__lanes *lanes,
 {
     int64_t n = lanes->n, first = 0, end = 0, keep_first = 0, keep_end = 0;
 
+    if (lanes->keep_low >= lanes->keep_high)
+        keep_first = n; /* no keys but those of the windows */
     for (int64_t j = 0; j < keys; j++) {
         while (first < n && lanes->range[first].high <= key + j)
             first++;
@@ -403,7 +404,8 @@ static void ranges_by_key(attn__tile_bits *bits, const attn__lanes *lanes,
             end++;
         while (keep_first < n && lanes->range[keep_first].keep_high <= key + j)
             keep_first++;
-        while (keep_end < n && lanes->range[keep_end].keep_low <= key + j)
+        while (keep_first < n && keep_end < n &&
+               lanes->range[keep_end].keep_low <= key + j)
             keep_end++;
         for (int64_t w = 0; 64 * w < n; w++)
             bits->by_key[j][w] = interval_bits(first, end, 64 * w) |
