@@ -480,6 +480,40 @@ static void test_sdpa__strides_of_empty_tensors_are_ignored(void **state)
     }
 }
 
+/* Keys of other segments before and behind are passed over many at a time. */
+static void test_segments__one_key_among_many(void **state)
+{
+    (void)state;
+    enum { KEYS = 1500 };
+    static const int32_t ids[][2] = {{0, -1},
+                                     {-1, 0},
+                                     {7, 6},
+                                     {INT32_MIN, INT32_MAX},
+                                     {INT32_MAX, INT32_MIN}};
+    static const int64_t places[] = {0,   1,   255,  256,  257,
+                                     700, 987, 1243, 1244, KEYS - 1};
+    attn_tensor q = kit_make(ATTN_F32, 1, 1, 1, 4);
+    attn_tensor k = kit_make(ATTN_F32, 1, 1, KEYS, 4);
+    attn_tensor v = kit_make(ATTN_F32, 1, 1, KEYS, 1);
+    float result = 0.0f;
+    attn_tensor out = kit_view(ATTN_F32, &result, 1, 1, 1, 1);
+    static int32_t segments[KEYS];
+    attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+    p.kv_segments = segments;
+    for (size_t n = 0; n < COUNT(ids) * COUNT(places); n++) {
+        const int32_t *id = ids[n % COUNT(ids)];
+        const int64_t at = places[n / COUNT(ids)];
+        for (int64_t j = 0; j < KEYS; j++)
+            segments[j] = id[j != at];
+        p.q_segments = &id[0];
+        assert_int_equal(attn_sdpa(NULL, &p, &q, &k, &v, &out), ATTN_OK);
+        assert_true(result == (float)kit_get(&v, 0, 0, at, 0));
+    }
+    kit_drop(&q);
+    kit_drop(&k);
+    kit_drop(&v);
+}
+
 /* floor(p / chunk) */
 static int64_t chunk_of(int64_t p, int64_t chunk)
 {
@@ -567,6 +601,7 @@ int main(void)
         cmocka_unit_test(test_mask_apply__empty_scores_are_fine),
         cmocka_unit_test(test_sdpa__strides_of_empty_tensors_are_ignored),
         cmocka_unit_test(test_window__huge_offset_and_bound),
+        cmocka_unit_test(test_segments__one_key_among_many),
         cmocka_unit_test(test_positions__near_their_ends),
         cmocka_unit_test(test_add__the_largest_numbers_are_no_infinity),
     };
