@@ -560,7 +560,8 @@ typedef struct attn_sdpa_params {
     const int64_t *ring_starts;
     /* [B]: key j stands at kv_offsets[b] + j, as in a ring that has dropped
      * keys; or NULL: at j. Causal, window, keep_first, chunk, prefix_lens and
-     * alibi go by these positions; then align is needed. */
+     * alibi go by these positions; then align is needed, and these offsets
+     * and those of queries must be below 2^62 in magnitude. */
     const int64_t *kv_offsets;
     /* More optional outputs, in the type of out. The scores as (B,Hq,Tq,Tk),
      * on their way: scale r (0 for keys that are never read), u, and z with

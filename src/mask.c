@@ -107,6 +107,21 @@ static void hull_of_ranges(attn__lanes *lanes, const attn__visibility *v,
     }
 }
 
+/* Keys that are looked at together for a segment, in vectors: one by one, the
+ * 64000 keys before the last 1000 took a decoding step nine times as long as
+ * attending to those (8 heads: 1.19 ms, by 256 keys 0.49). */
+#define SCAN_KEYS 256
+
+/* Is none of SCAN_KEYS segments in [first, first + range]? */
+static bool all_outside(const int32_t *of, int32_t first, uint32_t range)
+{
+    uint32_t inside = 0;
+
+    for (int j = 0; j < SCAN_KEYS; j++)
+        inside |= (uint32_t)of[j] - (uint32_t)first <= range;
+    return inside == 0;
+}
+
 /* Narrows [low, high) to the first and last key of a segment between those of
  * the lanes. Segments mostly stand in order; if not, keys in between stay. */
 static void narrow_to_segments(const attn__lanes *lanes,
@@ -115,14 +130,21 @@ static void narrow_to_segments(const attn__lanes *lanes,
 {
     int32_t first = INT32_MAX, last = INT32_MIN;
     const int32_t *of = s->kv_segments;
+    uint32_t range;
 
     for (int64_t l = 0; l < lanes->n; l++) {
         int32_t segment = s->q_segments[lanes->i[l]];
         first = MIN(first, segment);
         last = MAX(last, segment);
     }
+    range = (uint32_t)last - (uint32_t)first;
+    while (*high - *low >= SCAN_KEYS && all_outside(of + *low, first, range))
+        *low += SCAN_KEYS;
     while (*low < *high && (of[*low] < first || of[*low] > last))
         ++*low;
+    while (*high - *low >= SCAN_KEYS &&
+           all_outside(of + *high - SCAN_KEYS, first, range))
+        *high -= SCAN_KEYS;
     while (*low < *high && (of[*high - 1] < first || of[*high - 1] > last))
         --*high;
 }

@@ -208,6 +208,41 @@ static attn_status check_lengths(const char *call, const char *name,
     return ATTN_OK;
 }
 
+/* Where keys have positions of their own, the distance of a query from a key
+ * must be a number, as must be the start of its chunk. */
+#define FARTHEST (((int64_t)1 << 62) - 1)
+
+static attn_status check_positions(const char *call, const char *name,
+                                   const int64_t *values, int64_t n)
+{
+    for (int64_t b = 0; values && b < n; b++)
+        if (values[b] < -FARTHEST || values[b] > FARTHEST)
+            return attn__fail(ATTN_ERR_VALUE,
+                              "%s: params.%s[%" PRId64 "] is %" PRId64
+                              "; with kv_offsets positions must be in "
+                              "(-2^62, 2^62)",
+                              call, name, b, values[b]);
+    return ATTN_OK;
+}
+
+static attn_status check_kv_offsets(const char *call, const attn_sdpa_params *o,
+                                    int64_t batch)
+{
+    attn_status status =
+        check_positions(call, "kv_offsets", o->kv_offsets, batch);
+
+    if (!status && o->kv_offsets)
+        status = check_positions(call, "q_offsets", o->q_offsets, batch);
+    if (!status && o->kv_offsets &&
+        (o->q_offset < -FARTHEST || o->q_offset > FARTHEST))
+        status = attn__fail(ATTN_ERR_VALUE,
+                            "%s: params.q_offset is %" PRId64
+                            "; with kv_offsets positions must be in "
+                            "(-2^62, 2^62)",
+                            call, o->q_offset);
+    return status;
+}
+
 /* cu[0..n] non-decreasing in [0, most]; *longest is the largest step. */
 static attn_status check_cumulative(const char *call, const char *name,
                                     const int64_t *cu, int64_t n, int64_t most,
@@ -515,6 +550,8 @@ static attn_status check_rows(const char *call, const attn_sdpa_params *o,
         status = check_lengths(call, "prefix_lens", o->prefix_lens, p->batch,
                                o->kv_offsets ? INT64_MAX : p->kv_len);
     if (!status)
+        status = check_kv_offsets(call, o, p->batch);
+    if (!status)
         status = check_ring(call, o, p);
     p->q_lens = o->q_lens;
     p->kv_lens = o->kv_lens;
@@ -797,9 +834,8 @@ attn__sequence attn__sdpa_sequence(const attn__sdpa *p, int64_t b,
         s.kv_len = p->kv_lens[b];
     if (p->kv_starts)
         s.kv_begin = MIN(p->kv_starts[b], s.kv_len);
-    /* Any position, but that its negative must be a number. */
     if (p->kv_offsets)
-        s.origin = MAX(p->kv_offsets[b], -INT64_MAX);
+        s.origin = p->kv_offsets[b];
     if (p->align == ATTN_ALIGN_BOTTOM_RIGHT)
         s.offset = s.kv_len - s.q_len;
     else if (p->align == ATTN_ALIGN_OFFSET)

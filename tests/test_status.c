@@ -1551,6 +1551,33 @@ SDPA(ring_of_a_ragged_batch, ATTN_ERR_VALUE, "ring_starts|cu_k")
     use_ragged(c);
     use_ring(c);
 }
+SDPA(kv_offset_of_int64_min, ATTN_ERR_VALUE,
+     "kv_offsets[1]|-9223372036854775808|(-2^62, 2^62)")
+{
+    c->p.kv_offsets = c->kv_offsets;
+    c->kv_offsets[1] = INT64_MIN;
+}
+SDPA(kv_offset_of_2_to_62, ATTN_ERR_VALUE,
+     "kv_offsets[0]|4611686018427387904|(-2^62, 2^62)")
+{
+    c->p.kv_offsets = c->kv_offsets;
+    c->kv_offsets[0] = TWO(62);
+}
+SDPA(q_offset_far_from_kv_offsets, ATTN_ERR_VALUE,
+     "q_offset|-4611686018427387904|(-2^62, 2^62)")
+{
+    c->p.kv_offsets = c->kv_offsets;
+    c->p.align = ATTN_ALIGN_OFFSET;
+    c->p.q_offset = -TWO(62);
+}
+SDPA(q_offsets_far_from_kv_offsets, ATTN_ERR_VALUE,
+     "q_offsets[1]|9223372036854775807|(-2^62, 2^62)")
+{
+    c->p.kv_offsets = c->kv_offsets;
+    c->p.align = ATTN_ALIGN_OFFSET;
+    c->p.q_offsets = c->q_offsets;
+    c->q_offsets[1] = INT64_MAX;
+}
 SDPA(kv_offsets_without_align_causal, ATTN_ERR_VALUE, "align|0|kv_offsets")
 {
     c->k.shape[2] = c->v.shape[2] = TQ; /* equal lengths */
