@@ -19,11 +19,9 @@
 
 int64_t attn__clamped_sum(int64_t a, int64_t b)
 {
-    int64_t sum;
-
-    if (!attn__add_i64(a, b, &sum))
+    if (b > 0 ? a > INT64_MAX - b : a < INT64_MIN - b)
         return a > 0 ? INT64_MAX : INT64_MIN;
-    return sum;
+    return a + b;
 }
 
 static int64_t floor_to(int64_t x, int64_t step)
@@ -85,27 +83,43 @@ static bool has_rules(const attn__visibility *v)
 static void hull_of_ranges(attn__lanes *lanes, const attn__visibility *v,
                            const attn__sequence *s)
 {
+    attn__range r = {0, 0, 0, 0};
+
     lanes->low = s->kv_len;
     lanes->high = 0;
     lanes->keep_low = s->kv_len;
     for (int64_t l = 0; l < lanes->n; l++) {
-        attn__range *r = &lanes->range[l];
         /* Heads of a group stand side by side and see the same. */
-        if (l > 0 && lanes->i[l] == lanes->i[l - 1])
-            *r = lanes->range[l - 1];
-        else
-            *r = query_range(v, s, lanes->i[l]);
-        lanes->all_low = MAX(lanes->all_low, r->low);
-        lanes->all_high = MIN(lanes->all_high, r->high);
-        if (r->low < r->high) {
-            lanes->low = MIN(lanes->low, r->low);
-            lanes->high = MAX(lanes->high, r->high);
+        if (l == 0 || lanes->i[l] != lanes->i[l - 1]) {
+            r = query_range(v, s, lanes->i[l]);
+            lanes->all_low = MAX(lanes->all_low, r.low);
+            lanes->all_high = MIN(lanes->all_high, r.high);
+            if (r.low < r.high) {
+                lanes->low = MIN(lanes->low, r.low);
+                lanes->high = MAX(lanes->high, r.high);
+            }
+            if (r.keep_low < r.keep_high) {
+                lanes->keep_low = MIN(lanes->keep_low, r.keep_low);
+                lanes->keep_high = MAX(lanes->keep_high, r.keep_high);
+            }
         }
-        if (r->keep_low < r->keep_high) {
-            lanes->keep_low = MIN(lanes->keep_low, r->keep_low);
-            lanes->keep_high = MAX(lanes->keep_high, r->keep_high);
-        }
+        lanes->range[l] = r;
     }
+}
+
+/* Keys that are looked at together for a segment, in vectors: one by one, the
+ * 64000 keys before the last 1000 took a decoding step nine times as long as
+ * attending to those (8 heads: 1.19 ms, by 256 keys 0.49). */
+#define SCAN_KEYS 256
+
+/* Is none of SCAN_KEYS segments in [first, first + range]? */
+static bool all_outside(const int32_t *of, int32_t first, uint32_t range)
+{
+    uint32_t inside = 0;
+
+    for (int j = 0; j < SCAN_KEYS; j++)
+        inside |= (uint32_t)of[j] - (uint32_t)first <= range;
+    return inside == 0;
 }
 
 /* Narrows [low, high) to the first and last key of a segment between those of
@@ -116,14 +130,21 @@ static void narrow_to_segments(const attn__lanes *lanes,
 {
     int32_t first = INT32_MAX, last = INT32_MIN;
     const int32_t *of = s->kv_segments;
+    uint32_t range;
 
     for (int64_t l = 0; l < lanes->n; l++) {
         int32_t segment = s->q_segments[lanes->i[l]];
         first = MIN(first, segment);
         last = MAX(last, segment);
     }
+    range = (uint32_t)last - (uint32_t)first;
+    while (*high - *low >= SCAN_KEYS && all_outside(of + *low, first, range))
+        *low += SCAN_KEYS;
     while (*low < *high && (of[*low] < first || of[*low] > last))
         ++*low;
+    while (*high - *low >= SCAN_KEYS &&
+           all_outside(of + *high - SCAN_KEYS, first, range))
+        *high -= SCAN_KEYS;
     while (*low < *high && (of[*high - 1] < first || of[*high - 1] > last))
         --*high;
 }
@@ -396,6 +417,8 @@ static void ranges_by_key(attn__tile_bits *bits, const attn__lanes *lanes,
 {
     int64_t n = lanes->n, first = 0, end = 0, keep_first = 0, keep_end = 0;
 
+    if (lanes->keep_low >= lanes->keep_high)
+        keep_first = n; /* no keys but those of the windows */
     for (int64_t j = 0; j < keys; j++) {
         while (first < n && lanes->range[first].high <= key + j)
             first++;
@@ -403,7 +426,8 @@ static void ranges_by_key(attn__tile_bits *bits, const attn__lanes *lanes,
             end++;
         while (keep_first < n && lanes->range[keep_first].keep_high <= key + j)
             keep_first++;
-        while (keep_end < n && lanes->range[keep_end].keep_low <= key + j)
+        while (keep_first < n && keep_end < n &&
+               lanes->range[keep_end].keep_low <= key + j)
             keep_end++;
         for (int64_t w = 0; 64 * w < n; w++)
             bits->by_key[j][w] = interval_bits(first, end, 64 * w) |

@@ -126,7 +126,7 @@ typedef struct task {
     int64_t q_row, kv_row; /* where it starts in q and out, k and v */
     cut c;
     int64_t g, block, split;
-    int64_t number; /* among the partial results of its wave */
+    int64_t number; /* among the tasks, or partial results, of its wave */
 } task;
 
 /* Tasks of a key/value head for the sums by key. */
@@ -235,6 +235,9 @@ static key_rows find_rows(const attn__sdpa *p, const attn_tensor *t, int64_t b,
         k.pages = p->page_table + b * p->pages_per_seq;
         k.page_rows = p->page_rows;
         k.page_bytes = bytes * t->stride[0];
+        /* A page of one row: the next one is on the next page, if anywhere. */
+        if (p->page_rows == 1)
+            k.row = k.page_bytes;
     }
     if (p->ring_starts) {
         k.ring_rows = t->shape[2];
@@ -385,16 +388,23 @@ static void count_tasks(run *r)
     }
 }
 
-/* The end of the wave that starts with sequence b: all that is left if nothing
- * is split, else as many sequences as there is room for partial results. */
-static int64_t wave_end(const run *r, int64_t b)
+static bool is_split(const attn__sdpa *p, int64_t b)
+{
+    int64_t q_row, kv_row;
+    attn__sequence s = attn__sdpa_sequence(p, b, &q_row, &kv_row);
+
+    return cut_sequence(p, &s).splits > 1;
+}
+
+/* The end of the wave that starts with sequence b: all that follow and are not
+ * split either, or as many that are as there is room for partial results. */
+static int64_t wave_end(const run *r, int64_t b, bool split)
 {
     int64_t end = b + 1;
 
-    if (!r->partials)
-        return r->p->batch;
-    while (end < r->p->batch &&
-           r->first_task[end + 1] - r->first_task[b] <= MAX_PARTIALS)
+    while (
+        end < r->p->batch && is_split(r->p, end) == split &&
+        (!split || r->first_task[end + 1] - r->first_task[b] <= MAX_PARTIALS))
         end++;
     return end;
 }
@@ -418,11 +428,12 @@ static void run_all(const attn__executor *executor, run *r, const passes *f)
 
     e.num_threads = p->threads;
     for (int64_t b = 0; b < p->batch;) {
-        int64_t end = wave_end(r, b);
+        bool split = r->partials && is_split(p, b);
+        int64_t end = r->partials ? wave_end(r, b, split) : p->batch;
         int64_t tasks = r->first_task[end] - r->first_task[b];
         r->wave_start = r->first_task[b];
         attn__parallel_for(&e, tasks, f->compute, r);
-        if (r->partials)
+        if (split)
             attn__parallel_for(&e, tasks, f->merge, r);
         b = end;
     }

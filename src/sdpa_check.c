@@ -21,14 +21,15 @@ void attn_sdpa_params_init(attn_sdpa_params *params)
 
 /* -------------------------------------------------------------- Tensors -- */
 
-/* A copy, with strides that can be multiplied: those of a tensor without
- * elements have not been checked, and may be anything. */
+/* A copy, with strides that can be multiplied: those of a size of 1, and of a
+ * tensor without elements, have not been checked, and may be anything. */
 static attn_tensor usable(const attn_tensor *t)
 {
     attn_tensor copy = *t;
 
-    for (int a = 0; a < 4 && attn__count(t) == 0; a++)
-        copy.stride[a] = 0;
+    for (int a = 0; a < 4; a++)
+        if (t->shape[a] == 1 || attn__count(t) == 0)
+            copy.stride[a] = 0;
     return copy;
 }
 
@@ -205,6 +206,41 @@ static attn_status check_lengths(const char *call, const char *name,
                               "; it must be in [0, %" PRId64 "]",
                               call, name, b, values[b], most);
     return ATTN_OK;
+}
+
+/* Where keys have positions of their own, the distance of a query from a key
+ * must be a number, as must be the start of its chunk. */
+#define FARTHEST (((int64_t)1 << 62) - 1)
+
+static attn_status check_positions(const char *call, const char *name,
+                                   const int64_t *values, int64_t n)
+{
+    for (int64_t b = 0; values && b < n; b++)
+        if (values[b] < -FARTHEST || values[b] > FARTHEST)
+            return attn__fail(ATTN_ERR_VALUE,
+                              "%s: params.%s[%" PRId64 "] is %" PRId64
+                              "; with kv_offsets positions must be in "
+                              "(-2^62, 2^62)",
+                              call, name, b, values[b]);
+    return ATTN_OK;
+}
+
+static attn_status check_kv_offsets(const char *call, const attn_sdpa_params *o,
+                                    int64_t batch)
+{
+    attn_status status =
+        check_positions(call, "kv_offsets", o->kv_offsets, batch);
+
+    if (!status && o->kv_offsets)
+        status = check_positions(call, "q_offsets", o->q_offsets, batch);
+    if (!status && o->kv_offsets &&
+        (o->q_offset < -FARTHEST || o->q_offset > FARTHEST))
+        status = attn__fail(ATTN_ERR_VALUE,
+                            "%s: params.q_offset is %" PRId64
+                            "; with kv_offsets positions must be in "
+                            "(-2^62, 2^62)",
+                            call, o->q_offset);
+    return status;
 }
 
 /* cu[0..n] non-decreasing in [0, most]; *longest is the largest step. */
@@ -396,7 +432,8 @@ static attn_status check_blocks(const char *call, const attn_sdpa_params *o,
     }
     m->data = t->data;
     m->block_q = o->block_q;
-    m->block_k = o->block_k;
+    /* One block of all keys is the largest there is. */
+    m->block_k = MIN(o->block_k, MAX(p->kv_len, 1));
     p->block_map = t;
     return ATTN_OK;
 }
@@ -440,12 +477,14 @@ static attn_status check_paging(const char *call, const attn_sdpa_params *o,
         return ATTN_OK;
     if (o->pages_per_seq < 0 ||
         !attn__mul_i64(o->pages_per_seq, p->k.shape[2], &p->kv_len) ||
-        !attn__mul_i64(o->pages_per_seq, MAX(p->batch, 1), &entries))
+        !attn__mul_i64(o->pages_per_seq, MAX(p->batch, 1), &entries) ||
+        !attn__mul_i64(p->kv_len, MAX(p->batch, 1), &entries))
         return attn__fail(ATTN_ERR_SIZE,
                           "%s: params.pages_per_seq is %" PRId64
-                          "; it must not be negative, and %" PRId64
-                          " keys a page times it representable",
-                          call, o->pages_per_seq, p->k.shape[2]);
+                          "; it must not be negative, and it times the "
+                          "%" PRId64 " keys of a page times the %" PRId64
+                          " sequences representable",
+                          call, o->pages_per_seq, p->k.shape[2], p->batch);
     if (o->cu_k || o->ring_starts)
         return attn__fail(ATTN_ERR_VALUE,
                           "%s: params.page_table and %s are both given; keys "
@@ -475,6 +514,11 @@ static attn_status check_ring(const char *call, const attn_sdpa_params *o,
                          MAX(p->kv_len - 1, 0));
 }
 
+/* Keys of a sequence at most: twice as many are a number, as a key after the
+ * start of a ring, the end of a block and that of a tile must be. Memory has
+ * room for fewer, but a stride of 0 needs none. */
+#define MOST_KEYS (INT64_MAX / 4)
+
 /* The arrays that say which rows are there; the sizes of the problem. */
 static attn_status check_rows(const char *call, const attn_sdpa_params *o,
                               attn__sdpa *p)
@@ -488,6 +532,11 @@ static attn_status check_rows(const char *call, const attn_sdpa_params *o,
         status = check_ragged(call, o, p);
     if (!status)
         status = check_paging(call, o, p);
+    if (!status && p->kv_len > MOST_KEYS)
+        status = attn__fail(ATTN_ERR_SIZE,
+                            "%s: k has %" PRId64
+                            " keys; a sequence has at most %" PRId64,
+                            call, p->kv_len, MOST_KEYS);
     if (!status)
         status = check_lengths(call, "q_lens", o->q_lens, p->batch, p->q_len);
     if (!status)
@@ -500,6 +549,8 @@ static attn_status check_rows(const char *call, const attn_sdpa_params *o,
     if (!status)
         status = check_lengths(call, "prefix_lens", o->prefix_lens, p->batch,
                                o->kv_offsets ? INT64_MAX : p->kv_len);
+    if (!status)
+        status = check_kv_offsets(call, o, p->batch);
     if (!status)
         status = check_ring(call, o, p);
     p->q_lens = o->q_lens;
@@ -783,9 +834,8 @@ attn__sequence attn__sdpa_sequence(const attn__sdpa *p, int64_t b,
         s.kv_len = p->kv_lens[b];
     if (p->kv_starts)
         s.kv_begin = MIN(p->kv_starts[b], s.kv_len);
-    /* Any position, but that its negative must be a number. */
     if (p->kv_offsets)
-        s.origin = MAX(p->kv_offsets[b], -INT64_MAX);
+        s.origin = p->kv_offsets[b];
     if (p->align == ATTN_ALIGN_BOTTOM_RIGHT)
         s.offset = s.kv_len - s.q_len;
     else if (p->align == ATTN_ALIGN_OFFSET)

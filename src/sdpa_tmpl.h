@@ -201,23 +201,49 @@ static R XI(scaled)(R x, double scale)
     return fabs(scale) <= (double)R_MAX ? x * (R)scale : (R)((double)x * scale);
 }
 
-/* pack_scale Q: by rows, zero up to whole vectors, or transposed. */
+/* Are the numbers of a row adjacent? Rows may then lie anywhere. */
+static bool XI(has_rows)(const attn_tensor *t)
+{
+    return t->shape[3] <= 1 || t->stride[3] == 1;
+}
+
+/* pack_scale Q by rows, zero up to whole vectors, in the order of columns that
+ * the kernel for K as it is stored wants. */
+static void XI(pack_rows)(XI(block) * b)
+{
+    const attn__sdpa *p = b->p;
+    double scale = b->pack_scale;
+    int64_t stride = p->q.stride[3];
+    int64_t ld = attn__round_up(p->width, lane_step(R_DTYPE));
+    int64_t half = XI(has_rows)(&p->k) ? b->kernels->paired[b->storage] / 2 : 0;
+    int64_t whole = half > 0 ? p->width / (2 * half) * (2 * half) : 0;
+
+    for (int64_t l = 0; l < b->w.lanes->n; l++) {
+        const R *from = b->w.rows[l];
+        R *to = b->w.q_rows + l * ld;
+        for (int64_t d = 0; d < whole; d += 2 * half)
+            for (int64_t i = 0; i < half; i++) {
+                const R *pair = from + (d + 2 * i) * stride;
+                to[d + i] = XI(scaled)(pair[0], scale);
+                to[d + half + i] = XI(scaled)(pair[stride], scale);
+            }
+        for (int64_t d = whole; d < ld; d++)
+            to[d] = d < p->width ? XI(scaled)(from[d * stride], scale) : K(0.0);
+    }
+}
+
+/* pack_scale Q: by rows or transposed. */
 static void XI(pack_queries)(XI(block) * b)
 {
     const attn__sdpa *p = b->p;
     const attn__lanes *lanes = b->w.lanes;
     double scale = b->pack_scale;
     int64_t stride = p->q.stride[3];
-    int64_t ld = attn__round_up(p->width, lane_step(R_DTYPE));
 
     for (int64_t l = 0; l < lanes->n; l++)
         b->w.rows[l] = XI(query_at)(&p->q, b, lanes->head[l], lanes->i[l]);
     if (b->by_rows) {
-        for (int64_t l = 0; l < lanes->n; l++)
-            for (int64_t d = 0; d < ld; d++)
-                b->w.q_rows[l * ld + d] =
-                    d < p->width ? XI(scaled)(b->w.rows[l][d * stride], scale)
-                                 : K(0.0);
+        XI(pack_rows)(b);
         return;
     }
     if ((stride == 1 || p->width <= 1) && fabs(scale) <= (double)R_MAX) {
@@ -427,6 +453,8 @@ static void XI(copy_rows)(const XI(block) * b, const key_rows *k,
     int64_t bytes = b->storage == ATTN__STORED_SAME ? (int64_t)sizeof(R) : 2;
     bool adjacent = k->column == bytes || width <= 1;
 
+    if (width == 0)
+        return; /* there need be no data */
     for (int64_t j = 0; j < n; j++, from += k->row, to += width)
         if (adjacent && b->storage == ATTN__STORED_SAME)
             memcpy(to, from, (size_t)width * sizeof(R));

@@ -480,6 +480,108 @@ static void test_sdpa__strides_of_empty_tensors_are_ignored(void **state)
     }
 }
 
+/* Keys of other segments before and behind are passed over many at a time. */
+static void test_segments__one_key_among_many(void **state)
+{
+    (void)state;
+    enum { KEYS = 1500 };
+    static const int32_t ids[][2] = {{0, -1},
+                                     {-1, 0},
+                                     {7, 6},
+                                     {INT32_MIN, INT32_MAX},
+                                     {INT32_MAX, INT32_MIN}};
+    static const int64_t places[] = {0,   1,   255,  256,  257,
+                                     700, 987, 1243, 1244, KEYS - 1};
+    attn_tensor q = kit_make(ATTN_F32, 1, 1, 1, 4);
+    attn_tensor k = kit_make(ATTN_F32, 1, 1, KEYS, 4);
+    attn_tensor v = kit_make(ATTN_F32, 1, 1, KEYS, 1);
+    float result = 0.0f;
+    attn_tensor out = kit_view(ATTN_F32, &result, 1, 1, 1, 1);
+    static int32_t segments[KEYS];
+    attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+    p.kv_segments = segments;
+    for (size_t n = 0; n < COUNT(ids) * COUNT(places); n++) {
+        const int32_t *id = ids[n % COUNT(ids)];
+        const int64_t at = places[n / COUNT(ids)];
+        for (int64_t j = 0; j < KEYS; j++)
+            segments[j] = id[j != at];
+        p.q_segments = &id[0];
+        assert_int_equal(attn_sdpa(NULL, &p, &q, &k, &v, &out), ATTN_OK);
+        assert_true(result == (float)kit_get(&v, 0, 0, at, 0));
+    }
+    kit_drop(&q);
+    kit_drop(&k);
+    kit_drop(&v);
+}
+
+/* floor(p / chunk) */
+static int64_t chunk_of(int64_t p, int64_t chunk)
+{
+    return p / chunk - (p % chunk < 0);
+}
+
+/* Is a key at pk visible to a query at pq? The two are a number apart. */
+static bool is_visible(const attn_sdpa_params *p, int64_t pq, int64_t pk)
+{
+    const int64_t d = pq - pk;
+    const bool in_window = (p->window_left < 0 || d <= p->window_left) &&
+                           (p->window_right < 0 || d >= -p->window_right);
+    const bool in_prefix = p->prefix_lens && pk < p->prefix_lens[0];
+    return (!p->causal || d >= 0 || in_prefix) &&
+           (in_window || pk < p->keep_first) &&
+           (p->chunk == 0 || chunk_of(pq, p->chunk) == chunk_of(pk, p->chunk));
+}
+
+/* 2 queries, 3 keys; what is visible must have weight. */
+static void check_visible(attn_sdpa_params *p)
+{
+    float zeros[3] = {0}, weights[6];
+    attn_tensor q = kit_view(ATTN_F32, zeros, 1, 1, 2, 1);
+    attn_tensor k = kit_view(ATTN_F32, zeros, 1, 1, 3, 1);
+    attn_tensor out = kit_view(ATTN_F32, NULL, 1, 1, 2, 0), v = out;
+    attn_tensor w = kit_view(ATTN_F32, weights, 1, 1, 2, 3);
+    v.shape[2] = 3;
+    p->weights = &w;
+    assert_int_equal(attn_sdpa(NULL, p, &q, &k, &v, &out), ATTN_OK);
+    for (int64_t n = 0; n < 6; n++)
+        if ((weights[n] != 0.0f) !=
+            is_visible(p, p->q_offset + n / 3, p->kv_offsets[0] + n % 3))
+            fail_msg("offsets %lld and %lld, window %lld %lld %lld, chunk "
+                     "%lld: weight %lld is %g",
+                     (long long)p->q_offset, (long long)p->kv_offsets[0],
+                     (long long)p->window_left, (long long)p->window_right,
+                     (long long)p->keep_first, (long long)p->chunk,
+                     (long long)n, (double)weights[n]);
+}
+
+/* Distances of positions without bounds were clamped, and a clamped one under
+ * a bound of the same size let keys through; chunks had no beginning there. */
+static void test_positions__near_their_ends(void **state)
+{
+    (void)state;
+    const int64_t end = ((int64_t)1 << 62) - 4;
+    const int64_t offsets[] = {-end, 1 - end, -2, 0, 3, end - 1, end};
+    const int64_t bounds[] = {-1, 0, 1, INT64_MAX - 1, INT64_MAX};
+    const int64_t chunks[] = {0, 1, 2, INT64_MAX - 1, INT64_MAX};
+    const int64_t keeps[] = {0, 1, INT64_MAX};
+    for (size_t n = 0; n < 7 * 7 * 5 * 5 * 5 * 3 * 4; n++) {
+        attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+        const size_t rule = n / 7 / 7 / 5 / 5 / 5 / 3;
+        const int64_t prefix = rule == 2 ? 2 : INT64_MAX;
+        p.kv_offsets = &offsets[n % 7];
+        p.q_offset = offsets[n / 7 % 7];
+        p.window_left = bounds[n / 7 / 7 % 5];
+        p.window_right = bounds[n / 7 / 7 / 5 % 5];
+        p.chunk = chunks[n / 7 / 7 / 5 / 5 % 5];
+        p.keep_first = keeps[n / 7 / 7 / 5 / 5 / 5 % 3];
+        p.flags = ATTN_SDPA_WINDOW;
+        p.align = ATTN_ALIGN_OFFSET;
+        p.causal = rule > 0;
+        p.prefix_lens = rule > 1 ? &prefix : NULL;
+        check_visible(&p);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -499,6 +601,8 @@ int main(void)
         cmocka_unit_test(test_mask_apply__empty_scores_are_fine),
         cmocka_unit_test(test_sdpa__strides_of_empty_tensors_are_ignored),
         cmocka_unit_test(test_window__huge_offset_and_bound),
+        cmocka_unit_test(test_segments__one_key_among_many),
+        cmocka_unit_test(test_positions__near_their_ends),
         cmocka_unit_test(test_add__the_largest_numbers_are_no_infinity),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

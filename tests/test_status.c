@@ -506,6 +506,21 @@ SDPA(batch_2_to_31_len_2_to_32, ATTN_ERR_SIZE, "q|2147483648|4294967296")
     set_shapes(c, 2, TWO(32));
 }
 
+/* Without memory: all keys are one. */
+static void use_endless_keys(struct sdpa *c, int64_t len)
+{
+    for (int dim = 0; dim < 3; dim++) {
+        set_shapes(c, dim, 1);
+        c->k.stride[dim] = c->v.stride[dim] = 0;
+    }
+    c->k.shape[3] = c->v.shape[3] = c->q.shape[3] = c->out.shape[3] = 1;
+    c->k.shape[2] = c->v.shape[2] = len;
+}
+SDPA(keys_of_2_to_61, ATTN_ERR_SIZE, "k|2305843009213693952|most|693951")
+{
+    use_endless_keys(c, TWO(61));
+}
+
 SDPA(scratch_beyond_memory, ATTN_ERR_SIZE, "scratch")
 {
     c->q.shape[3] = c->k.shape[3] = TWO(57);
@@ -1440,6 +1455,12 @@ SDPA(pages_of_too_many_keys, ATTN_ERR_SIZE,
     use_pages(c);
     c->p.pages_per_seq = TWO(62);
 }
+SDPA(pages_of_too_many_keys_together, ATTN_ERR_SIZE,
+     "pages_per_seq|2305843009213693952|2 keys|2 sequences")
+{
+    use_pages(c);
+    c->p.pages_per_seq = TWO(61);
+}
 SDPA(pages_per_seq_without_a_table, ATTN_ERR_VALUE,
      "pages_per_seq|3|page_table|NULL")
 {
@@ -1529,6 +1550,33 @@ SDPA(ring_of_a_ragged_batch, ATTN_ERR_VALUE, "ring_starts|cu_k")
 {
     use_ragged(c);
     use_ring(c);
+}
+SDPA(kv_offset_of_int64_min, ATTN_ERR_VALUE,
+     "kv_offsets[1]|-9223372036854775808|(-2^62, 2^62)")
+{
+    c->p.kv_offsets = c->kv_offsets;
+    c->kv_offsets[1] = INT64_MIN;
+}
+SDPA(kv_offset_of_2_to_62, ATTN_ERR_VALUE,
+     "kv_offsets[0]|4611686018427387904|(-2^62, 2^62)")
+{
+    c->p.kv_offsets = c->kv_offsets;
+    c->kv_offsets[0] = TWO(62);
+}
+SDPA(q_offset_far_from_kv_offsets, ATTN_ERR_VALUE,
+     "q_offset|-4611686018427387904|(-2^62, 2^62)")
+{
+    c->p.kv_offsets = c->kv_offsets;
+    c->p.align = ATTN_ALIGN_OFFSET;
+    c->p.q_offset = -TWO(62);
+}
+SDPA(q_offsets_far_from_kv_offsets, ATTN_ERR_VALUE,
+     "q_offsets[1]|9223372036854775807|(-2^62, 2^62)")
+{
+    c->p.kv_offsets = c->kv_offsets;
+    c->p.align = ATTN_ALIGN_OFFSET;
+    c->p.q_offsets = c->q_offsets;
+    c->q_offsets[1] = INT64_MAX;
 }
 SDPA(kv_offsets_without_align_causal, ATTN_ERR_VALUE, "align|0|kv_offsets")
 {
@@ -2361,6 +2409,43 @@ static void test_sdpa__inputs_take_any_strides(void **state)
     finish();
 }
 
+/* The last keys of the most there may be, in a ring and under a large block:
+ * their numbers once overflowed where a key more was added to them. */
+static void test_sdpa__the_most_keys(void **state)
+{
+    (void)state;
+    const int64_t most = TWO(61) - 1, first = most - 3, few = 3;
+    for (int n = 0; n < 12; n++) {
+        struct sdpa c;
+        sdpa_base(&c);
+        use_endless_keys(&c, most);
+        unsigned char one = 1;
+        c.blocks = kit_view(ATTN_U8, &one, 1, 1, 1, 1);
+        float q = 0.0f, k = 3.0f, v = 5.0f, out = 0.0f, lse = 0.0f;
+        c.q.data = &q;
+        c.k.data = &k;
+        c.v.data = &v;
+        c.out = kit_view(ATTN_F32, &out, 1, 1, 1, 1);
+        c.lse = kit_view(ATTN_F32, &lse, 1, 1, 1, 1);
+        c.p.lse = &c.lse;
+        c.p.flags = n % 2 ? ATTN_SDPA_BLAS_ONLY : 0;
+        if (n % 4 < 2)
+            c.p.kv_starts = &first;
+        else
+            c.p.kv_lens = &few;
+        if (n / 4 == 1) {
+            c.p.blocks = &c.blocks;
+            c.p.block_q = c.p.block_k = INT64_MAX;
+        }
+        if (n / 4 == 2)
+            c.p.ring_starts = &first;
+        accept("the most keys", &c);
+        assert_true(out == v);
+        assert_float_equal(lse, 1.0986123f, 1e-6f);
+    }
+    finish();
+}
+
 /* A stride whose size is 1 is ignored, whatever it is. */
 static void test_sdpa__strides_of_size_1_are_ignored(void **state)
 {
@@ -2377,6 +2462,49 @@ static void test_sdpa__strides_of_size_1_are_ignored(void **state)
     finish();
 }
 
+/* Only tensors without elements had such strides replaced: here they went into
+ * products as they were, which overflowed. */
+static void test_sdpa__one_element_with_any_strides(void **state)
+{
+    (void)state;
+    static const int64_t any[] = {INT64_MIN, -1, 0, INT64_MAX};
+    for (size_t n = 0; n < COUNT(any); n++) {
+        float q = 2.0f, k = 3.0f, v = 5.0f, slope = 1.0f;
+        float out = 0.0f, lse = 0.0f, score = 0.0f, sum = 0.0f;
+        attn_tensor views[] = {kit_view(ATTN_F32, &q, 1, 1, 1, 1),
+                               kit_view(ATTN_F32, &k, 1, 1, 1, 1),
+                               kit_view(ATTN_F32, &v, 1, 1, 1, 1),
+                               kit_view(ATTN_F32, &out, 1, 1, 1, 1),
+                               kit_view(ATTN_F32, &lse, 1, 1, 1, 1),
+                               kit_view(ATTN_F32, &score, 1, 1, 1, 1),
+                               kit_view(ATTN_F32, &sum, 1, 1, 1, 1),
+                               kit_view(ATTN_F32, &slope, 1, 1, 1, 1)};
+        for (size_t t = 0; t < COUNT(views); t++)
+            for (int a = 0; a < 4; a++)
+                views[t].stride[a] = any[(n + (size_t)a) % COUNT(any)];
+        const int32_t page = 0;
+        const int64_t len = 1;
+        attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+        p.lse = &views[4];
+        p.scores = &views[5];
+        p.key_sums = &views[6];
+        p.alibi = &views[7];
+        p.kv_lens = &len;
+        for (int paged = 0; paged < 2; paged++)
+            for (int blas = 0; blas < 2; blas++) {
+                p.flags = blas ? ATTN_SDPA_BLAS_ONLY : 0;
+                p.page_table = paged ? &page : NULL;
+                p.pages_per_seq = paged;
+                out = lse = score = sum = 0.0f;
+                assert_int_equal(attn_sdpa(NULL, &p, &views[0], &views[1],
+                                           &views[2], &views[3]),
+                                 ATTN_OK);
+                assert_true(out == 5.0f && lse == 6.0f && score == 6.0f &&
+                            sum == 1.0f);
+            }
+    }
+}
+
 static void test_sdpa__empty_tensors_need_no_data(void **state)
 {
     (void)state;
@@ -2391,6 +2519,30 @@ static void test_sdpa__empty_tensors_need_no_data(void **state)
         accept("empty", &c);
     }
     finish();
+}
+
+/* Keys without columns in pages out of order were copied from NULL. */
+static void test_sdpa__pages_without_columns_need_no_data(void **state)
+{
+    (void)state;
+    const int32_t pages[] = {1, 0};
+    const int64_t len = 2;
+    float values[] = {3.0f, 5.0f}, results[9] = {0};
+    attn_tensor q = kit_view(ATTN_F32, NULL, 1, 1, 9, 0);
+    attn_tensor k = kit_view(ATTN_F32, NULL, 2, 1, 1, 0);
+    attn_tensor v = kit_view(ATTN_F32, values, 2, 1, 1, 1);
+    attn_tensor out = kit_view(ATTN_F32, results, 1, 1, 9, 1);
+    attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+    p.page_table = pages;
+    p.pages_per_seq = 2;
+    p.kv_lens = &len;
+    for (int blas = 0; blas < 2; blas++) {
+        p.flags = blas ? ATTN_SDPA_BLAS_ONLY : 0;
+        assert_int_equal(attn_sdpa(NULL, &p, &q, &k, &v, &out), ATTN_OK);
+        for (size_t n = 0; n < COUNT(results); n++)
+            assert_true(results[n] == 4.0f);
+        kit_fill_with(&out, 0.0);
+    }
 }
 
 /* ---- scratch memory ---- */
@@ -3777,7 +3929,10 @@ int main(void)
         TEST(test_sdpa__interleaved_slots_do_not_overlap),
         TEST(test_sdpa__outputs_take_any_one_to_one_strides),
         TEST(test_sdpa__inputs_take_any_strides),
+        TEST(test_sdpa__the_most_keys),
+        TEST(test_sdpa__pages_without_columns_need_no_data),
         TEST(test_sdpa__strides_of_size_1_are_ignored),
+        TEST(test_sdpa__one_element_with_any_strides),
         TEST(test_sdpa__empty_tensors_need_no_data),
         TEST(test_sdpa_work__scratch_memory_must_fit),
         TEST(test_sdpa_work__scratch_memory_must_be_its_own),
