@@ -283,13 +283,15 @@ static void XI(set_scale)(XI(block) * b, bool added)
 /*
  * With a softcap c: the rest of the scale is in the argument of tanh, and c in
  * the unit, so that nothing but tanh is computed; or, where something is added,
- * c is multiplied out. A c beyond CAP_MAX caps nothing: c tanh(u/c) is u to the
- * last digit but where u is beyond 2^-12 CAP_MAX; one below 1/CAP_MAX is no
- * unit, but all scores are alike then.
+ * c is multiplied out. A c beyond CAP_MAX, the largest with which the unit and
+ * 1/c are normal numbers, caps nothing: c tanh(u/c) is u to the last digit but
+ * where u is beyond 2^-12 CAP_MAX; one below 1/CAP_MAX is no unit, but all
+ * scores are alike then. One that is 0 in the type of the scores counts as the
+ * least number that is not: 0 would make an infinite score NaN.
  */
 static void XI(set_cap)(XI(block) * b, bool added)
 {
-    const double cap_max = R_DTYPE == ATTN_F32 ? 0x1p100 : 0x1p900;
+    const double cap_max = R_DTYPE == ATTN_F32 ? 0x1p125 : 0x1p1020;
     double c = b->p->softcap, in;
 
     if (c == 0.0 || c > cap_max) {
@@ -304,7 +306,7 @@ static void XI(set_cap)(XI(block) * b, bool added)
     b->cap_out = K(1.0);
     b->unit = (R)(c * LOG2_E);
     if (added || c < 1.0 / cap_max) {
-        b->cap_out = (R)c;
+        b->cap_out = (R)(R_DTYPE == ATTN_F32 ? fmax(c, 0x1p-149) : c);
         b->unit = K(0.0);
     }
 }

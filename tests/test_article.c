@@ -512,6 +512,52 @@ static void test_scale__may_be_beyond_the_type(void **state)
         }
 }
 
+/* c tanh(inf / c) is c: an infinite score is a finite one under a cap, however
+ * small or large. Caps that were 0 in float, and those that left scores as they
+ * are, made the row NaN. */
+static void test_softcap__bounds_infinite_scores(void **state)
+{
+    (void)state;
+    static const double caps[] = {1e-320, 1e-300, 1e-45, 1e-40, 1e-30,
+                                  1e-10,  1e4,    2e30,  4e37};
+    static const double keys[] = {1.0, -1.0, 1.0, 0.0}; /* times infinity */
+    for (attn_dtype dtype = ATTN_F32; dtype <= ATTN_F64; dtype++)
+        for (size_t n = 0; n < 4 * COUNT(caps); n++) {
+            const int64_t queries = n % 2 ? 40 : 1;
+            const double cap = caps[n / 4];
+            tensor q = tensor_make(dtype, 1, 1, queries, 1);
+            tensor k = tensor_make(dtype, 1, 1, 4, 1);
+            tensor v = tensor_make(dtype, 1, 1, 4, 1);
+            tensor out = tensor_make(dtype, 1, 1, queries, 1);
+            tensor capped = tensor_make(dtype, 1, 1, queries, 4);
+            tensor_fill(&q.view, 1.0);
+            for (int64_t j = 0; j < 4; j++) {
+                const double x = keys[j] != 0.0 ? keys[j] * HUGE_VAL : 0.0;
+                tensor_set(&k.view, 0, 0, j, 0, x);
+                tensor_set(&v.view, 0, 0, j, 0, (double)(j * j));
+            }
+            attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+            p.softcap = cap;
+            if (n / 2 % 2)
+                p.scores_capped = &capped.view;
+            check(attn_sdpa(NULL, &p, &q.view, &k.view, &v.view, &out.view));
+            for (int64_t i = 0; i < queries; i++) {
+                const double got = (double)ref_get(&out.view, 0, 0, i, 0);
+                assert_true(fabs(got - (cap < 1.0 ? 3.5 : 2.0)) <= 1e-6);
+                for (int64_t j = 0; p.scores_capped && j < 4; j++) {
+                    const double z = (double)ref_get(&capped.view, 0, 0, i, j);
+                    assert_true(fabs(z - keys[j] * cap) <=
+                                1e-6 * cap + 0x1p-149);
+                }
+            }
+            tensor_free(&q);
+            tensor_free(&k);
+            tensor_free(&v);
+            tensor_free(&out);
+            tensor_free(&capped);
+        }
+}
+
 /* Softmax over the queries instead of the keys: nothing fails, but the row
  * sums tell. */
 static void test_softmax__wrong_axis_is_caught(void **state)
@@ -613,6 +659,7 @@ int main(void)
         cmocka_unit_test(test_scores__far_from_zero_are_finite),
         cmocka_unit_test(test_scores__of_any_size_are_finite),
         cmocka_unit_test(test_scale__may_be_beyond_the_type),
+        cmocka_unit_test(test_softcap__bounds_infinite_scores),
         cmocka_unit_test(test_softmax__wrong_axis_is_caught),
         cmocka_unit_test(test_sdpa__128_tokens_agree_with_plain_loops),
         cmocka_unit_test(test_mha__head_width_is_free)};
