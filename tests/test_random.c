@@ -6,6 +6,7 @@
  *   ATTN_TEST_FIRST  index of the first; a failure prints all three, and with
  *                    them exactly the failing call is run again
  */
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <setjmp.h>
@@ -210,9 +211,54 @@ static void test_sdpa__random_calls_agree_with_oracle(void **state)
         fail_msg("%" PRIu64 " calls failed (seed %" PRIu64 ")", failed, seed);
 }
 
+/* A tile of keys that all carry the lowest finite bias, then one without: the
+ * maximum moves by more than a sum of such differences can hold, and what the
+ * first tile gave to the entropy was multiplied by 0 after it had become
+ * infinite. */
+static void lowest_bias_then_none(attn_dtype dtype)
+{
+    enum { QUERIES = 20, KEYS = 700, LOW = 600, WIDTH = 8 };
+    rng r = rng_make(1, 0);
+    drawn d;
+    memset(&d, 0, sizeof d);
+    attn_sdpa_params_init(&d.params);
+    d.q = tensor_make(dtype, 1, 1, QUERIES, WIDTH);
+    d.k = tensor_make(dtype, 1, 1, KEYS, WIDTH);
+    d.v = tensor_make(dtype, 1, 1, KEYS, WIDTH);
+    d.out = tensor_make(dtype, 1, 1, QUERIES, WIDTH);
+    d.entropy = tensor_make(dtype, 1, 1, QUERIES, 1);
+    d.effective_keys = tensor_make(dtype, 1, 1, QUERIES, 1);
+    d.mask_memory[0] = tensor_make(dtype, 1, 1, 1, KEYS);
+    tensor_normal(&d.q.view, &r, 1.0);
+    tensor_normal(&d.k.view, &r, 1.0);
+    tensor_normal(&d.v.view, &r, 1.0);
+    for (int64_t j = 0; j < KEYS; j++)
+        tensor_set(&d.mask_memory[0].view, 0, 0, 0, j,
+                   j >= LOW            ? 0.0
+                   : dtype == ATTN_F32 ? -(double)FLT_MAX
+                                       : -DBL_MAX);
+    d.masks[0].kind = ATTN_MASK_ADD;
+    d.masks[0].view = d.mask_memory[0].view;
+    d.params.masks = d.masks;
+    d.params.num_masks = 1;
+    d.params.entropy = &d.entropy.view;
+    d.params.effective_keys = &d.effective_keys.view;
+    const int64_t wrong = check_call(&d, "the lowest bias, then none");
+    draw_free(&d);
+    assert_int_equal(wrong, 0);
+}
+
+static void test_entropy__after_a_tile_of_the_lowest_bias(void **state)
+{
+    (void)state;
+    lowest_bias_then_none(ATTN_F32);
+    lowest_bias_then_none(ATTN_F64);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_entropy__after_a_tile_of_the_lowest_bias),
         cmocka_unit_test(test_sdpa__random_calls_agree_with_oracle)};
     return cmocka_run_group_tests(tests, NULL, destroy_contexts);
 }
