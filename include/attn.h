@@ -537,7 +537,8 @@ typedef struct attn_sdpa_params {
      * in [0,Tk], and no key is visible if it is not below kv_lens[b]. */
     const int64_t *kv_starts;
     /* Visible only if both segments are equal: [B*Tq] and [B*Tk], row b*Tq + i
-     * and b*Tk + j; ragged: one for each row of q and k. Both or neither. */
+     * and b*Tk + j; with cu_q one for each row of q, with cu_k of k. Both or
+     * neither. */
     const int32_t *q_segments;
     const int32_t *kv_segments;
     /* Block-sparse: U8, (B,Hq,ceil(Tq/block_q),ceil(Tk/block_k)), B and Hq or
@@ -875,7 +876,7 @@ typedef struct attn_mha_params {
     const attn_tensor *b_o;
     /* Masks, causal, lengths, scale, LSE and weights, as for attn_sdpa; NULL =
      * defaults. Attention mask and key padding mask are simply two masks.
-     * Ragged batches (cu_q, cu_k) are for attn_sdpa only. */
+     * Ragged batches (cu_q, cu_k), pages and rings are for attn_sdpa only. */
     const attn_sdpa_params *attention;
 } attn_mha_params;
 
