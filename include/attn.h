@@ -501,12 +501,14 @@ typedef struct attn_sdpa_params {
     /* Visible only if -window_right <= p(i) - j <= window_left; each bound is
      * inclusive, -1 = unbounded; set both. "A window of W tokens" is
      * window_left = W-1, with causal window_right = -1.
-     * Keys j < keep_first are visible in spite of the window. */
+     * Keys at 0 <= j < keep_first are visible in spite of the window. */
     int64_t window_left;
     int64_t window_right;
     int64_t keep_first;
     int64_t chunk; /* > 0: visible only if floor(p(i)/chunk) = floor(j/chunk) */
-    const int64_t *prefix_lens; /* [B], in [0,Tk]: prefix-LM, needs causal */
+    /* [B]: prefix-LM, needs causal. In [0,Tk], 0 is none; with kv_offsets a
+     * position, any from 0 on. */
+    const int64_t *prefix_lens;
     const int64_t *q_lens;  /* [B], in [0,Tq]: rows beyond are zeros; or NULL */
     const int64_t *kv_lens; /* [B], in [0,Tk]: keys beyond are never read */
     /* Ragged batch: q, k, v and out are (1,H,T,D); sequence s is the queries

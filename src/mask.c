@@ -65,9 +65,11 @@ static attn__range query_range(const attn__visibility *v,
         if (v->right >= 0)
             r.high = MIN(r.high,
                          attn__clamped_sum(attn__clamped_sum(p, v->right), 1));
-        r.keep_low = begin;
+        /* From position 0, not from where the keys begin. */
+        r.keep_low = MAX(begin, -s->origin);
+        r.keep_low = MIN(r.keep_low, s->kv_len);
         r.keep_high = MIN(end, attn__clamped_sum(v->keep_first, -s->origin));
-        r.keep_high = MAX(r.keep_high, begin);
+        r.keep_high = MAX(r.keep_high, r.keep_low);
     }
     r.low = MIN(r.low, s->kv_len);
     r.high = MAX(r.high, r.low);

@@ -841,7 +841,8 @@ attn__sequence attn__sdpa_sequence(const attn__sdpa *p, int64_t b,
     else if (p->align == ATTN_ALIGN_OFFSET)
         s.offset = attn__clamped_sum(
             p->q_offsets ? p->q_offsets[b] : p->q_offset, -s.origin);
-    if (p->prefix_lens)
+    /* 0 is no prefix, also where keys stand below position 0. */
+    if (p->prefix_lens && p->prefix_lens[b] > 0)
         s.prefix = attn__clamped_sum(p->prefix_lens[b], -s.origin);
     if (p->q_segments) {
         s.q_segments = p->q_segments + (p->cu_q ? *q_row : b * p->q_len);

@@ -235,11 +235,13 @@ static int rules_allow(const attn_sdpa_params *p, const sequence *s, int64_t i,
 {
     const int64_t at = s->offset + i, key = s->k_offset + j;
     if (p->causal) {
-        const int in_prefix = p->prefix_lens && key < p->prefix_lens[s->index];
+        const int64_t prefix = p->prefix_lens ? p->prefix_lens[s->index] : 0;
+        const int in_prefix = prefix > 0 && key < prefix;
         if (key > at && !in_prefix)
             return 0;
     }
-    if ((p->flags & ATTN_SDPA_WINDOW) && key >= p->keep_first) {
+    const int kept = key >= 0 && key < p->keep_first;
+    if ((p->flags & ATTN_SDPA_WINDOW) && !kept) {
         if (p->window_left >= 0 && at - key > p->window_left)
             return 0;
         if (p->window_right >= 0 && key - at > p->window_right)

@@ -526,9 +526,10 @@ static bool is_visible(const attn_sdpa_params *p, int64_t pq, int64_t pk)
     const int64_t d = pq - pk;
     const bool in_window = (p->window_left < 0 || d <= p->window_left) &&
                            (p->window_right < 0 || d >= -p->window_right);
-    const bool in_prefix = p->prefix_lens && pk < p->prefix_lens[0];
+    const bool in_prefix =
+        p->prefix_lens && p->prefix_lens[0] > 0 && pk < p->prefix_lens[0];
     return (!p->causal || d >= 0 || in_prefix) &&
-           (in_window || pk < p->keep_first) &&
+           (in_window || (pk >= 0 && pk < p->keep_first)) &&
            (p->chunk == 0 || chunk_of(pq, p->chunk) == chunk_of(pk, p->chunk));
 }
 

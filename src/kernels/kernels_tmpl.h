@@ -502,7 +502,8 @@ TARGET ALWAYS_INLINE V N(column_weights)(R *s, int64_t ld, int64_t keys, V m,
 TARGET ALWAYS_INLINE void N(add_moments)(R *moments, int64_t ld, V l, V factor,
                                          V shift, N(moments) found)
 {
-    VI none = shift == SPLAT(R_NEG_INF);
+    /* By 0 goes all, also what had become infinite. */
+    VI none = (shift == SPLAT(R_NEG_INF)) | (factor == (V){0});
     V products = factor * V_FMA(l, shift, LOAD(moments + 2 * ld));
     V largest = factor * LOAD(moments);
     V squares = factor * (factor * LOAD(moments + ld));
@@ -715,7 +716,7 @@ TARGET ALWAYS_INLINE R N(row_weights_of)(R *s, int64_t keys, R *m, R *l, R unit,
     }
     if (moments) {
         R shift = now > before ? before - now : K(0.0);
-        bool some = before != R_NEG_INF;
+        bool some = before != R_NEG_INF && alpha != K(0.0);
         R old[3] = {alpha * moments[0], alpha * (alpha * moments[1]),
                     alpha * (moments[2] + *l * shift)};
         for (int a = 0; a < 3; a++)
