@@ -396,11 +396,12 @@ static XI(tiles) XI(cut_keys)(const XI(block) * b, int64_t tile)
 
     if (low == high || keep_low == keep_high || keep_high < low ||
         high < keep_low) {
-        /* Apart. The kept first keys come first, or nothing is there. */
-        t.run[0].begin = keep_low;
-        t.run[0].end = keep_high;
-        t.run[1].begin = low;
-        t.run[1].end = high;
+        /* Apart, in their order, or nothing is there. */
+        int kept = low < high && low < keep_low;
+        t.run[kept].begin = keep_low;
+        t.run[kept].end = keep_high;
+        t.run[!kept].begin = low;
+        t.run[!kept].end = high;
     } else {
         t.run[1].begin = MIN(low, keep_low);
         t.run[1].end = MAX(high, keep_high);
