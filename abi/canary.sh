@@ -61,7 +61,7 @@ header=include/attn.h
 noticed "a member inserted" $header \
     's/^ *attn_tensor view;$/    int64_t canary;\n&/'
 noticed "a member appended" $header \
-    's/^ *const attn_tensor \*weights_mean;.*$/&\n    int64_t canary;/'
+    's/^ *const attn_tensor \*entropy;.*$/&\n    int64_t canary;/'
 noticed "a member of another type" $header \
     's/^ *int64_t q_offset;/    double q_offset;/'
 noticed "a function removed" src/attn.map '/^ *attn_softmax;$/d'

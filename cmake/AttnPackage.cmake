@@ -29,7 +29,8 @@ libattn (${PROJECT_VERSION}) unstable; urgency=medium
             DESTINATION "${folder}" COMPONENT ${component})
     endforeach()
 else()
-    install(FILES LICENSE NEWS.md
+    install(FILES LICENSE NEWS.md docs/features.md docs/cache.md docs/merge.md
+        docs/rotary.md
         DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT dev)
 endif()
 

@@ -2,8 +2,10 @@
  * attn.h - attention on CPUs: softmax(scale Q K^T + mask) V, and the layers
  * around it, in float32 and float64, with matrix-matrix products in CBLAS.
  *
- * Link with -lattn. This header is the whole interface and its manual. It is
- * C89-clean, usable from C++98 on, and includes no BLAS header.
+ * Link with -lattn. This header is the whole interface and its manual; what the
+ * features are for is told in features.md, cache.md, rotary.md and merge.md,
+ * which come with it. It is C89-clean, usable from C++98 on, and includes no
+ * BLAS header.
  *
  * 1. Letters, used in every comment below
  *
@@ -32,7 +34,8 @@
  *
  *   ATTN_MASK_KEEP   true  = the key takes part    (PyTorch's SDPA)
  *   ATTN_MASK_DROP   true  = the key is masked out (PyTorch's MHA)
- *   ATTN_MASK_ADD    a number added to scale q.k;  -inf = masked out
+ *   ATTN_MASK_ADD    a number added to u, the scaled and capped q.k;
+ *                    -inf = masked out
  *   A masked key has weight exactly 0, whatever its k and v hold, NaN and
  *   inf included. A row that sees no key at all is all zeros (its LSE -inf).
  *
@@ -65,9 +68,9 @@
  *
  * 8. Growing structs: the first member of every options struct is its size.
  *   Start with X_PARAMS_INIT or attn_x_params_init(); all-zero means default
- *   in every field and always will. A shorter struct (a program built against
- *   an older header) is extended with zeros; a longer one (newer header) is
- *   accepted if the part this library does not know is zero.
+ *   in every field but struct_size and always will. A shorter struct (a program
+ * built against an older header) is extended with zeros; a longer one (newer
+ * header) is accepted if the part this library does not know is zero.
  */
 #ifndef ATTN_H
 #define ATTN_H
@@ -296,7 +299,7 @@ ATTN_API attn_status attn_weights_check(const attn_tensor *w, double *deviation,
 
 #define ATTN_MASK_KEEP 1 /* U8: true (not 0) = the key takes part */
 #define ATTN_MASK_DROP 2 /* U8: true (not 0) = the key is masked out */
-#define ATTN_MASK_ADD 3  /* F32/F64: added to scale q.k; -inf masks out */
+#define ATTN_MASK_ADD 3  /* F32/F64: added to u; -inf masks out */
 
 /* A mask over (B, Hq, Tq, Tk). Each size of the view is the full one or 1; 1
  * is broadcast (as a stride of 0 is). Key padding is (B,1,1,Tk). Of an ADD
@@ -468,12 +471,17 @@ ATTN_API attn_status attn_alibi_slopes(const attn_tensor *slopes);
  * the library's own loops are faster. Results differ by rounding. */
 #define ATTN_SDPA_BLAS_ONLY 4
 
-/* Where query 0 stands: its absolute position is the offset of section below.
+/* Where query 0 stands, offset(b). With F = kv_offsets[b], which is 0 if not
+ * given, and the lengths q_len and kv_len of the sequence (of q and k, q_lens,
+ * kv_lens or ragged; kv_starts does not count):
+ *   TOP_LEFT       F: with key 0 (PyTorch)
+ *   BOTTOM_RIGHT   F + kv_len - q_len: the last query with the last key
+ *   OFFSET         q_offset, or q_offsets[b] if that is not NULL
  * Needed (not 0) for causal, window, chunk and alibi unless every sequence has
  * as many queries as keys, where all agree. */
-#define ATTN_ALIGN_TOP_LEFT 1     /* query 0 with key 0: offset 0 (PyTorch) */
-#define ATTN_ALIGN_BOTTOM_RIGHT 2 /* the last query with the last key */
-#define ATTN_ALIGN_OFFSET 3       /* q_offset, or q_offsets[b] if not NULL */
+#define ATTN_ALIGN_TOP_LEFT 1
+#define ATTN_ALIGN_BOTTOM_RIGHT 2
+#define ATTN_ALIGN_OFFSET 3
 
 /*
  * Options of attn_sdpa. p(i) = offset(b) + i is the position of query i; keys
@@ -491,7 +499,8 @@ typedef struct attn_sdpa_params {
     int64_t q_offset;         /* with ATTN_ALIGN_OFFSET; may be negative */
     const int64_t *q_offsets; /* [B], in place of q_offset (then 0); or NULL */
     /* Visible only if -window_right <= p(i) - j <= window_left; each bound is
-     * inclusive, -1 = unbounded. "A window of W tokens" is window_left = W-1.
+     * inclusive, -1 = unbounded; set both. "A window of W tokens" is
+     * window_left = W-1, with causal window_right = -1.
      * Keys j < keep_first are visible in spite of the window. */
     int64_t window_left;
     int64_t window_right;
@@ -563,7 +572,8 @@ typedef struct attn_sdpa_params {
     const attn_tensor *scores;
     const attn_tensor *key_sums; /* (B,Hq,1,Tk): sum over i of w */
     /* Of each row, as lse: the largest weight, the effective number of keys
-     * 1 / sum of w^2, and the entropy -sum of w ln w; 0 for empty rows. */
+     * 1 / sum of w^2, and the entropy -sum of w ln w; 0 for empty rows. With a
+     * sink w sums to less than 1, so the second may exceed the keys. */
     const attn_tensor *max_weight;
     const attn_tensor *effective_keys;
     const attn_tensor *entropy;
@@ -596,9 +606,10 @@ ATTN_API void attn_sdpa_params_init(attn_sdpa_params *params);
  *
  * attn_sdpa gets its scratch memory itself. attn_sdpa_work uses the caller's
  * and never allocates: attn_sdpa_workspace gives bytes and alignment, enough
- * also for every problem none of whose sizes is larger and for every thread
- * count not above the context's. attn_sdpa_check runs nothing and returns what
- * the call would return for these arguments, with its sentence.
+ * also, with the same params, for every problem none of whose sizes is larger
+ * and for every thread count not above the context's. attn_sdpa_check runs
+ * nothing and returns what the call would return for these arguments, with its
+ * sentence.
  *
  * Return ATTN_ERR_NULL, _SIZE, _SHAPE, _TYPE, _VALUE, _STRUCT, _UNSUPPORTED,
  * _STRIDE, _ALIGN, _OVERLAP, _BLAS; attn_sdpa also _NOMEM, attn_sdpa_work also
@@ -812,7 +823,8 @@ ATTN_API attn_status attn_kv_cache_share(attn_kv_cache *cache, int64_t to,
  * its log-sum-exp. With O(p) and L(p) those of part p, for every query:
  *   M = max over p of L(p),   w(p) = exp(L(p) - M),   W = sum over p of w(p)
  *   out = sum over p of w(p) O(p) / W                  lse = M + ln W
- * Every visible key must be in exactly one part. That is what keys split over
+ * Every visible key must be in exactly one part, and sinks be given to one part
+ * alone. That is what keys split over
  * threads or machines and a prefix shared by several sequences need; and since
  * the result is a part itself, merges may be nested.
  *   outs: num_parts views (B,H,T,Dv)    lses: num_parts views (B,H,T,1)

@@ -112,9 +112,11 @@ static attn_status check_rotary(const char *call, const attn_kv_cache_params *p,
         p->cos_table->shape[3] > p->width / 2)
         status = attn__fail(ATTN_ERR_SHAPE,
                             "%s: the tables have %" PRId64
-                            " columns (shape[3]), so R/2 components turn with "
-                            "as many others, but params.width is only %" PRId64,
-                            call, p->cos_table->shape[3], p->width);
+                            " columns (shape[3]), for R = 2 x %" PRId64
+                            " components, but params.width is %" PRId64
+                            "; R must not exceed it",
+                            call, p->cos_table->shape[3],
+                            p->cos_table->shape[3], p->width);
     return status;
 }
 

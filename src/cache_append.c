@@ -94,13 +94,13 @@ static attn_status check_pages(const append_run *r)
     if (needed <= c->num_free)
         return ATTN_OK;
     b--;
-    return attn__fail(ATTN_ERR_FULL,
-                      "%s: sequence %" PRId64 " has %" PRId64
-                      " keys and gets %" PRId64 " more; up to it %" PRId64
-                      " pages are needed, but of %" PRId64
-                      " in the pool %" PRId64 " are free",
-                      call, attn__cache_seq_of(r->seqs, b), seq_of(r, b)->end,
-                      new_of(r, b), needed, c->num_pages, c->num_free);
+    return attn__fail(
+        ATTN_ERR_FULL,
+        "%s: sequence %" PRId64 " has %" PRId64 " keys and gets %" PRId64
+        " more; it and those before it in the call need %" PRId64
+        " new pages, but of %" PRId64 " in the pool %" PRId64 " are free",
+        call, attn__cache_seq_of(r->seqs, b), seq_of(r, b)->end, new_of(r, b),
+        needed, c->num_pages, c->num_free);
 }
 
 static attn_status check_capacity(const append_run *r, int64_t b)

@@ -334,8 +334,8 @@ static attn_status check_own(const char *call, const attn_sdpa_params *o)
     for (size_t n = 0; n < sizeof fields / sizeof fields[0]; n++)
         if (fields[n].given)
             return attn__fail(ATTN_ERR_VALUE,
-                              "%s: params.%s is given; where the keys lie the "
-                              "cache says itself",
+                              "%s: params.%s is given; leave it out, the cache "
+                              "says where its keys lie",
                               call, fields[n].name);
     return ATTN_OK;
 }

@@ -154,6 +154,12 @@ static inline float from_f16(uint16_t x)
 #define ZIP8_HI 4, 12, 5, 13, 6, 14, 7, 15
 #define ZIP16_LO 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define ZIP16_HI 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define EVEN4 0, 2, 4, 6
+#define ODD4 1, 3, 5, 7
+#define EVEN8 EVEN4, 8, 10, 12, 14
+#define ODD8 ODD4, 9, 11, 13, 15
+#define EVEN16 EVEN8, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODD16 ODD8, 17, 19, 21, 23, 25, 27, 29, 31
 #define IOTA2 1, 2
 #define IOTA4 1, 2, 4, 8
 #define IOTA8 IOTA4, 16, 32, 64, 128
@@ -211,6 +217,8 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
 #define ZIP_LO ZIP4_LO
 #define ZIP_HI ZIP4_HI
 #define IOTA IOTA4
+#define EVEN EVEN4
+#define ODD ODD4
 #define V_MAX(a, b) GENERIC_MAX(a, b)
 #define V_MIN(a, b) GENERIC_MIN(a, b)
 #define V_BITS(c) GENERIC_BITS(c)
@@ -253,6 +261,8 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
 #define ZIP_LO ZIP8_LO
 #define ZIP_HI ZIP8_HI
 #define IOTA IOTA8
+#define EVEN EVEN8
+#define ODD ODD8
 #define V_BITS(c) _mm256_movemask_ps((__m256)(c))
 #define V_KEEP(v, bits) GENERIC_KEEP(v, bits)
 #define V_MAX(a, b) ((V)_mm256_max_ps((__m256)(a), (__m256)(b)))
@@ -298,6 +308,8 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
 #define ZIP_LO ZIP16_LO
 #define ZIP_HI ZIP16_HI
 #define IOTA IOTA16
+#define EVEN EVEN16
+#define ODD ODD16
 #define V_BITS(c) _mm512_movepi32_mask((__m512i)(c))
 #define V_KEEP(v, bits)                                                 \
     ((V)_mm512_mask_mov_ps((__m512)SPLAT(R_NEG_INF), (__mmask16)(bits), \

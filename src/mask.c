@@ -19,11 +19,9 @@
 
 int64_t attn__clamped_sum(int64_t a, int64_t b)
 {
-    int64_t sum;
-
-    if (!attn__add_i64(a, b, &sum))
+    if (b > 0 ? a > INT64_MAX - b : a < INT64_MIN - b)
         return a > 0 ? INT64_MAX : INT64_MIN;
-    return sum;
+    return a + b;
 }
 
 static int64_t floor_to(int64_t x, int64_t step)
@@ -85,26 +83,27 @@ static bool has_rules(const attn__visibility *v)
 static void hull_of_ranges(attn__lanes *lanes, const attn__visibility *v,
                            const attn__sequence *s)
 {
+    attn__range r = {0, 0, 0, 0};
+
     lanes->low = s->kv_len;
     lanes->high = 0;
     lanes->keep_low = s->kv_len;
     for (int64_t l = 0; l < lanes->n; l++) {
-        attn__range *r = &lanes->range[l];
         /* Heads of a group stand side by side and see the same. */
-        if (l > 0 && lanes->i[l] == lanes->i[l - 1])
-            *r = lanes->range[l - 1];
-        else
-            *r = query_range(v, s, lanes->i[l]);
-        lanes->all_low = MAX(lanes->all_low, r->low);
-        lanes->all_high = MIN(lanes->all_high, r->high);
-        if (r->low < r->high) {
-            lanes->low = MIN(lanes->low, r->low);
-            lanes->high = MAX(lanes->high, r->high);
+        if (l == 0 || lanes->i[l] != lanes->i[l - 1]) {
+            r = query_range(v, s, lanes->i[l]);
+            lanes->all_low = MAX(lanes->all_low, r.low);
+            lanes->all_high = MIN(lanes->all_high, r.high);
+            if (r.low < r.high) {
+                lanes->low = MIN(lanes->low, r.low);
+                lanes->high = MAX(lanes->high, r.high);
+            }
+            if (r.keep_low < r.keep_high) {
+                lanes->keep_low = MIN(lanes->keep_low, r.keep_low);
+                lanes->keep_high = MAX(lanes->keep_high, r.keep_high);
+            }
         }
-        if (r->keep_low < r->keep_high) {
-            lanes->keep_low = MIN(lanes->keep_low, r->keep_low);
-            lanes->keep_high = MAX(lanes->keep_high, r->keep_high);
-        }
+        lanes->range[l] = r;
     }
 }
 
@@ -382,6 +381,11 @@ static void and_blocks(attn__tile_bits *bits, const attn__block_map *m,
     }
 }
 
+/* Up to so many keys are gone through one by one, which costs less than
+ * transposing 64: causal, T = 2: 0.78 of the time of the call, T = 17: 0.96,
+ * but T = 128: 1.02. */
+#define FEW_KEYS 32
+
 /* 64 x 64 bits at a time; blocks without a hidden key need no transposing. */
 static void bits_by_key(attn__tile_bits *bits, int64_t lanes, int64_t keys)
 {
@@ -400,6 +404,36 @@ static void bits_by_key(attn__tile_bits *bits, int64_t lanes, int64_t keys)
                 bits->by_key[64 * w + a][lane / 64] =
                     missing ? block[a] : UINT64_MAX;
         }
+}
+
+/*
+ * The same where only the ranges of the lanes decide. Lanes stand in the order
+ * of their queries, so neither end of a range ever moves back: those that see a
+ * key are neighbours, from the first whose range ends behind it to the last
+ * whose range has begun.
+ */
+static void ranges_by_key(attn__tile_bits *bits, const attn__lanes *lanes,
+                          int64_t key, int64_t keys)
+{
+    int64_t n = lanes->n, first = 0, end = 0, keep_first = 0, keep_end = 0;
+
+    if (lanes->keep_low >= lanes->keep_high)
+        keep_first = n; /* no keys but those of the windows */
+    for (int64_t j = 0; j < keys; j++) {
+        while (first < n && lanes->range[first].high <= key + j)
+            first++;
+        while (end < n && lanes->range[end].low <= key + j)
+            end++;
+        while (keep_first < n && lanes->range[keep_first].keep_high <= key + j)
+            keep_first++;
+        while (keep_first < n && keep_end < n &&
+               lanes->range[keep_end].keep_low <= key + j)
+            keep_end++;
+        for (int64_t w = 0; 64 * w < n; w++)
+            bits->by_key[j][w] = interval_bits(first, end, 64 * w) |
+                                 interval_bits(keep_first, keep_end, 64 * w) |
+                                 interval_bits(n, 64 * (w + 1), 64 * w);
+    }
 }
 
 /* All keys of a tile, by words. */
@@ -468,7 +502,9 @@ attn__tile_state attn__tile_visibility(attn__tile_bits *bits,
     for (int32_t m = 0; m < v->num_masks; m++)
         and_mask(bits, &v->masks[m], s, lanes, key, keys, dtype);
     state = state_of(bits, lanes->n, num_words, full);
-    if (state == ATTN__TILE_MIXED)
+    if (state == ATTN__TILE_MIXED && keys <= FEW_KEYS && !attn__has_elements(v))
+        ranges_by_key(bits, lanes, key, keys);
+    else if (state == ATTN__TILE_MIXED)
         bits_by_key(bits, lanes->n, keys);
     return state;
 }

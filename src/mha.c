@@ -69,8 +69,9 @@ static attn_status head_width(const char *call, const char *name,
 
     if (heads == 0 ? out != 0 : out % heads != 0)
         return attn__fail(ATTN_ERR_SHAPE,
-                          "%s: %s has %" PRId64 " outputs, which %" PRId64
-                          " heads do not divide",
+                          "%s: %s has %" PRId64
+                          " outputs; that must be a multiple of "
+                          "the %" PRId64 " heads",
                           call, name, out, heads);
     *width = heads == 0 ? 0 : out / heads;
     return ATTN_OK;
@@ -144,6 +145,11 @@ static attn_status find_weights(const char *call, const attn_mha_params *o,
         static const char *const names[] = {"params.w_q", "params.w_k",
                                             "params.w_v"};
         for (int a = 0; a < 3; a++) {
+            if (!w[a])
+                return attn__fail(ATTN_ERR_NULL,
+                                  "%s: %s is NULL; give w_q, w_k and w_v, or "
+                                  "w_qkv",
+                                  call, names[a]);
             status = attn__check_tensor(call, names[a], w[a], dtype);
             if (status)
                 return status;

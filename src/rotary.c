@@ -270,11 +270,12 @@ static attn_status check_tensors(const char *call, const attn_tensor *x,
     if (!status)
         status = check_tables(call, cos_table, sin_table, x->dtype);
     if (!status && cos_table->shape[3] > x->shape[3] / 2)
-        status = attn__fail(ATTN_ERR_SHAPE,
-                            "%s: the tables have %" PRId64
-                            " columns (shape[3]), so R/2 components turn with "
-                            "as many others, but x has only %" PRId64,
-                            call, cos_table->shape[3], x->shape[3]);
+        status = attn__fail(
+            ATTN_ERR_SHAPE,
+            "%s: the tables have %" PRId64
+            " columns (shape[3]), for R = 2 x %" PRId64
+            " components, but x has width %" PRId64 "; R must not exceed it",
+            call, cos_table->shape[3], cos_table->shape[3], x->shape[3]);
     if (!status)
         status = attn__check_tensor(call, "y", y, x->dtype);
     if (!status)

@@ -27,6 +27,9 @@
 /* if it has at least this many keys a lane: each row of scores is a loop of its
  * own, which 5 queries with 5 keys feel (1.24 us a call instead of 0.66). */
 #define ROW_KEYS 8
+/* One or two lanes always: packing them takes 16, or 8, whatever they are (12
+ * heads of width 64: T = 1 0.63 of the time, 2 0.80, but 4 1.04). */
+#define FEW_ROWS 2
 
 /* Keys of a tile that goes by rows: as many as the bits of masks are made for,
  * as its quarters are the runs that are read in turn. */
@@ -136,9 +139,9 @@ static int64_t key_sum_parts(const attn__sdpa *p)
  */
 typedef struct run {
     const attn__sdpa *p;
-    int64_t *first_task;    /* [batch + 1]: of each sequence, splits counted */
-    unsigned char *workers; /* scratch memory of each worker */
-    size_t worker_bytes;
+    int64_t *first_task; /* [batch + 1]: of each sequence, splits counted */
+    cut *cuts;           /* [batch] */
+    void *workers;       /* scratch memory of each worker, cut to pieces */
     void *partials; /* MAX_PARTIALS results, if any sequence may be split */
     void *stats;    /* maximum and 1/sum of each row, if weights are wanted */
     int64_t wave_start; /* number of the first task of this wave */
@@ -165,7 +168,7 @@ static task find_task(const run *r, int64_t t)
     task k;
 
     k.s = attn__sdpa_sequence(r->p, b, &k.q_row, &k.kv_row);
-    k.c = cut_sequence(r->p, &k.s);
+    k.c = r->cuts[b];
     k.number = t - r->wave_start;
     t -= r->first_task[b];
     k.split = t % k.c.splits;
@@ -295,15 +298,10 @@ static void fill_rows(const attn_tensor *t, int64_t b, int64_t first,
 
 /* ---------------------------------------------------------------- Layout -- */
 
-static size_t worker_bytes(const attn__sdpa *p)
+static void *cut_workers(const attn__sdpa *p, attn__bump *bump)
 {
-    attn__bump bump = {NULL, 0};
-
-    if (p->q.dtype == ATTN_F32)
-        (void)attn__cut_worker_f32(p, &bump);
-    else
-        (void)attn__cut_worker_f64(p, &bump);
-    return bump.bytes;
+    return p->q.dtype == ATTN_F32 ? attn__cut_workers_f32(p, bump)
+                                  : attn__cut_workers_f64(p, bump);
 }
 
 /* Cuts (or, with base NULL, measures) the scratch memory of a run. */
@@ -313,9 +311,9 @@ static run cut_run(const attn__sdpa *p, attn__bump *bump)
     size_t size = attn__dtype_bytes(p->q.dtype);
     int64_t rows;
 
-    r.worker_bytes = worker_bytes(p);
     r.first_task = attn__bump_take(bump, p->batch + 1, sizeof(int64_t));
-    r.workers = attn__bump_take(bump, p->threads, r.worker_bytes);
+    r.cuts = attn__bump_take(bump, p->batch, sizeof(cut));
+    r.workers = cut_workers(p, bump);
     if (may_split(p))
         r.partials = attn__bump_take(
             bump, MAX_PARTIALS * partial_elements(p, most_lanes(p)), size);
@@ -383,9 +381,10 @@ static void count_tasks(run *r)
     for (int64_t b = 0; b < r->p->batch; b++) {
         int64_t q_row, kv_row;
         attn__sequence s = attn__sdpa_sequence(r->p, b, &q_row, &kv_row);
-        cut c = cut_sequence(r->p, &s);
+        const cut *c = &r->cuts[b];
+        r->cuts[b] = cut_sequence(r->p, &s);
         r->first_task[b + 1] =
-            r->first_task[b] + r->p->kv_heads * c.blocks * c.splits;
+            r->first_task[b] + r->p->kv_heads * c->blocks * c->splits;
     }
 }
 

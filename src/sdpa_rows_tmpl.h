@@ -5,20 +5,14 @@
  * MAX_ROWS), so these are dot products and sums of rows written out; a row of
  * scores is a query, and its keys are the vector. Needs sdpa_tmpl.h before it.
  *
- * The result ends up transposed, as that of the other loop, so that all that
- * follows is the same.
+ * A partial result ends up transposed, as that of the other loop, so that all
+ * that follows is the same.
  */
 
 /* Elements between two rows of scores. */
 static int64_t XI(row_ld)(int64_t keys)
 {
     return attn__round_up(keys, lane_step(R_DTYPE));
-}
-
-/* Are the numbers of a row adjacent? Rows may then lie anywhere. */
-static bool XI(has_rows)(const attn_tensor *t)
-{
-    return t->shape[3] <= 1 || t->stride[3] == 1;
 }
 
 /* Keys of a tile: many, as its rows are read as several runs (see kernels);
@@ -69,13 +63,15 @@ static int XI(point_to_rows)(const XI(block) * b, const attn_tensor *tensor,
 
 /* Behind the addresses of `count` rows those of [key, key + keys) of K or V,
  * which are read next, in the order of runs; if they are few, or will be
- * copied, the last row. */
+ * copied, the last row. Few rows need none: of 16 keys, 5 % of the time. */
 static void XI(point_ahead)(const attn_tensor *tensor, const key_rows *k,
                             int64_t key, int64_t keys, int64_t count,
                             const void **rows)
 {
     const void **ahead = rows + count;
 
+    if (count < ATTN__AHEAD_ROWS)
+        return;
     if (keys < ATTN__AHEAD_ROWS || !XI(has_rows)(tensor)) {
         for (int64_t i = 0; i < ATTN__AHEAD_ROWS; i++)
             ahead[i] = rows[count - 1];
@@ -190,7 +186,7 @@ static void XI(attend_by_rows)(XI(block) * b, const XI(tiles) * tiles,
         XI(add_values_by_rows)(b, state, key, keys);
         XI(note_seen)(b, state, keys);
     }
-    for (int64_t e = 0; e < width; e++)
+    for (int64_t e = 0; !b->in_rows && e < width; e++)
         for (int64_t l = 0; l < b->padded; l++)
             b->w.ot[e * b->padded + l] =
                 l < n ? b->w.o_rows[l * width + e] : K(0.0);

@@ -32,9 +32,13 @@ static void XI(compute_block)(XI(block) * b, const XI(tiles) * tiles,
 static bool XI(may_have_leaked)(const XI(block) * b)
 {
     const attn__visibility *v = &b->p->visibility;
+    int64_t width = b->p->v_width;
 
-    return (b->w.lanes->bounded || attn__has_elements(v)) &&
-           b->kernels->nonfinite(b->w.ot, b->padded, b->p->v_width, b->padded);
+    if (!b->w.lanes->bounded && !attn__has_elements(v))
+        return false;
+    return b->in_rows
+               ? b->kernels->nonfinite(b->w.o_rows, width, b->w.lanes->n, width)
+               : b->kernels->nonfinite(b->w.ot, b->padded, width, b->padded);
 }
 
 static void XI(compute_task)(void *data, int64_t index, int32_t worker)
@@ -51,6 +55,7 @@ static void XI(compute_task)(void *data, int64_t index, int32_t worker)
 
     if (t.c.splits > 1)
         XI(use_partial)(r, &b, t.number, &seen);
+    b.in_rows = b.by_rows && !seen;
     XI(pack_queries)(&b);
     begin = count * t.split / t.c.splits;
     end = count * (t.split + 1) / t.c.splits;

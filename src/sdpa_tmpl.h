@@ -128,6 +128,20 @@ static XI(worker) XI(cut_worker)(const attn__sdpa *p, attn__bump *bump)
     return w;
 }
 
+/* Those of all workers, once a call: a task of a few queries takes little
+ * longer than cutting. */
+static void *XI(cut_workers)(const attn__sdpa *p, attn__bump *bump)
+{
+    XI(worker) *workers = attn__bump_take(bump, p->threads, sizeof(XI(worker)));
+
+    for (int32_t t = 0; t < p->threads; t++) {
+        XI(worker) w = XI(cut_worker)(p, bump);
+        if (workers)
+            workers[t] = w;
+    }
+    return workers;
+}
+
 /* A block of queries, with all that its loops need. */
 typedef struct XI(block) {
     const attn__sdpa *p;
@@ -140,6 +154,7 @@ typedef struct XI(block) {
     R cap_in, cap_out; /* s = cap_out tanh(cap_in s), if cap_in > 0 */
     bool plain;        /* scores are wanted as the formula has them */
     bool by_rows;      /* few queries: no GEMM */
+    bool in_rows;      /* the output is in o_rows, not in ot */
     bool careful;      /* hidden values may be NaN or inf */
     key_rows k, v;     /* of this sequence and head */
     int storage;       /* of their numbers, see kernels.h */
@@ -173,8 +188,9 @@ static void XI(set_lanes)(XI(block) * b)
         }
     lanes->n = n;
     b->padded = attn__round_up(n, lane_step(R_DTYPE));
-    b->by_rows =
-        n <= MAX_ROWS && t->s.kv_len >= ROW_KEYS * n && !b->p->blas_only;
+    b->by_rows = n <= MAX_ROWS &&
+                 (n <= FEW_ROWS || t->s.kv_len >= ROW_KEYS * n) &&
+                 !b->p->blas_only;
     attn__lanes_ranges(lanes, &b->p->visibility, &t->s);
 }
 
@@ -185,23 +201,49 @@ static R XI(scaled)(R x, double scale)
     return fabs(scale) <= (double)R_MAX ? x * (R)scale : (R)((double)x * scale);
 }
 
-/* pack_scale Q: by rows, zero up to whole vectors, or transposed. */
+/* Are the numbers of a row adjacent? Rows may then lie anywhere. */
+static bool XI(has_rows)(const attn_tensor *t)
+{
+    return t->shape[3] <= 1 || t->stride[3] == 1;
+}
+
+/* pack_scale Q by rows, zero up to whole vectors, in the order of columns that
+ * the kernel for K as it is stored wants. */
+static void XI(pack_rows)(XI(block) * b)
+{
+    const attn__sdpa *p = b->p;
+    double scale = b->pack_scale;
+    int64_t stride = p->q.stride[3];
+    int64_t ld = attn__round_up(p->width, lane_step(R_DTYPE));
+    int64_t half = XI(has_rows)(&p->k) ? b->kernels->paired[b->storage] / 2 : 0;
+    int64_t whole = half > 0 ? p->width / (2 * half) * (2 * half) : 0;
+
+    for (int64_t l = 0; l < b->w.lanes->n; l++) {
+        const R *from = b->w.rows[l];
+        R *to = b->w.q_rows + l * ld;
+        for (int64_t d = 0; d < whole; d += 2 * half)
+            for (int64_t i = 0; i < half; i++) {
+                const R *pair = from + (d + 2 * i) * stride;
+                to[d + i] = XI(scaled)(pair[0], scale);
+                to[d + half + i] = XI(scaled)(pair[stride], scale);
+            }
+        for (int64_t d = whole; d < ld; d++)
+            to[d] = d < p->width ? XI(scaled)(from[d * stride], scale) : K(0.0);
+    }
+}
+
+/* pack_scale Q: by rows or transposed. */
 static void XI(pack_queries)(XI(block) * b)
 {
     const attn__sdpa *p = b->p;
     const attn__lanes *lanes = b->w.lanes;
     double scale = b->pack_scale;
     int64_t stride = p->q.stride[3];
-    int64_t ld = attn__round_up(p->width, lane_step(R_DTYPE));
 
     for (int64_t l = 0; l < lanes->n; l++)
         b->w.rows[l] = XI(query_at)(&p->q, b, lanes->head[l], lanes->i[l]);
     if (b->by_rows) {
-        for (int64_t l = 0; l < lanes->n; l++)
-            for (int64_t d = 0; d < ld; d++)
-                b->w.q_rows[l * ld + d] =
-                    d < p->width ? XI(scaled)(b->w.rows[l][d * stride], scale)
-                                 : K(0.0);
+        XI(pack_rows)(b);
         return;
     }
     if ((stride == 1 || p->width <= 1) && fabs(scale) <= (double)R_MAX) {
@@ -299,12 +341,11 @@ static XI(block)
     XI(make_block)(const run *r, const task *t, int32_t worker, bool plain)
 {
     const attn__sdpa *p = r->p;
-    attn__bump bump = {r->workers + (size_t)worker * r->worker_bytes, 0};
     XI(block)
     b = {.p = p, .t = t, .kernels = XI(kernels_get)(), .plain = plain};
     bool added = plain || p->visibility.num_add > 0 || p->alibi.data;
 
-    b.w = XI(cut_worker)(p, &bump);
+    b.w = ((const XI(worker) *)r->workers)[worker];
     XI(set_cap)(&b, added);
     b.k = find_rows(p, &p->k, t->s.b, t->g, t->kv_row);
     b.v = find_rows(p, &p->v, t->s.b, t->g, t->kv_row);
@@ -634,6 +675,13 @@ static void XI(write_block)(const run *r, XI(block) * b)
             stats[0] = b->w.m[l];
             stats[1] = b->w.factor[l];
         }
+    }
+    if (b->in_rows) {
+        for (int64_t l = 0; l < lanes->n; l++)
+            for (int64_t e = 0; e < p->v_width; e++)
+                b->w.out_rows[l][e * stride] =
+                    b->w.o_rows[l * p->v_width + e] * b->w.factor[l];
+        return;
     }
     if (stride == 1 || p->v_width <= 1) {
         b->kernels->unpack(b->w.ot, b->padded, lanes->n, p->v_width,

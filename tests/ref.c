@@ -288,7 +288,8 @@ typedef struct key {
     ref_num z;        /* error: without the part that needs m */
     long double dz;   /* the whole error of z */
     long double weight;
-    long double up; /* weight (exp(dz) - 1) */
+    long double log_weight; /* not z - L: beside a large m the sum is lost */
+    long double up;         /* weight (exp(dz) - 1) */
 } key;
 
 /* scale q.k and its error. */
@@ -430,6 +431,7 @@ static row row_softmax(const problem *a, key *keys, int64_t n, int64_t visible,
             continue;
         c->dz = c->z.error + 4.0L * a->u * fabsl(m);
         c->weight = expl(c->z.value - m) / sum;
+        c->log_weight = c->z.value - m - logl(sum);
         c->up = growth(c->z.value - m, c->dz) / sum;
         r.spread += c->up;
         r.max_dz = c->dz > r.max_dz ? c->dz : r.max_dz;
@@ -585,9 +587,9 @@ static ref_num entropy_of(const problem *a, const row *r, const key *keys)
         if (!keys[j].visible)
             continue;
         const ref_num w = weight_of(a, r, &keys[j]);
-        const long double l = fminl(fabsl(keys[j].z.value - r->lse), most);
+        const long double l = fminl(fabsl(keys[j].log_weight), most);
         if (w.value > 0.0L) /* 0 ln 0 is 0 */
-            h.value -= w.value * (keys[j].z.value - r->lse);
+            h.value -= w.value * keys[j].log_weight;
         h.error += w.error * (l + 2.0L) * (w.error < 0.5L * w.value ? 1 : 4);
     }
     const long double rounding = a->u * (n + 16.0L);

@@ -459,8 +459,9 @@ static void test_kv_cache_append__all_or_nothing(void **state)
                      ATTN_ERR_FULL);
     assert_string_equal(
         attn_last_error(),
-        "attn_kv_cache_append: sequence 1 has 8 keys and gets 2 more; up to it "
-        "2 pages are needed, but of 3 in the pool 1 are free");
+        "attn_kv_cache_append: sequence 1 has 8 keys and gets 2 more; it and "
+        "those before it in the call need 2 new pages, but of 3 in the pool 1 "
+        "are free");
     assert_int_equal(attn_kv_cache_length(cache, 2), 0);
     assert_int_equal(attn_kv_cache_free_pages(cache), 1);
     attn_kv_cache_destroy(cache);

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+import shapes
+
 NUMPY_TYPE = {"f32": np.float32, "f64": np.float64}
 
 
@@ -32,11 +34,18 @@ class Arrays:
         self.v = self._random(rng, row.kv_heads, row.kv_len,
                               self.kv_heads_first)
         self.kv_lens = None
-        if row.kind == "padded":
+        self.mask = None  # boolean, True = visible; sizes of 1 are broadcast
+        if row.kind in ("padded", "keymask"):
             low = row.kv_len // 2
             lens = rng.integers(low, row.kv_len + 1, row.batch)
             lens[0] = row.kv_len
             self.kv_lens = lens.astype(np.int64)
+        if row.kind == "keymask":
+            keys = np.arange(row.kv_len)[None, None, None, :]
+            self.mask = keys < self.kv_lens[:, None, None, None]
+        if row.kind == "mask":
+            shape = (row.batch, row.heads, row.q_len, row.kv_len)
+            self.mask = rng.random(shape, np.float32) < 0.9
 
     def _random(self, rng, heads, length, heads_first):
         axes = (heads, length) if heads_first else (length, heads)
@@ -44,6 +53,30 @@ class Arrays:
         out = aligned(shape, self.dtype)
         rng.standard_normal(out=out, dtype=self.dtype)
         return out
+
+    def sees(self, b, h, i):
+        """Which keys query i sees: a slice, or booleans."""
+        row, last = self.row, self.row.kv_len - self.row.q_len + i
+        if row.kind == "window":
+            return slice(max(0, last + 1 - shapes.WINDOW), last + 1)
+        if row.kind == "causal":
+            return slice(0, last + 1)
+        if row.kind == "padded":
+            return slice(0, int(self.kv_lens[b]))
+        if self.mask is not None:
+            m = self.mask
+            return m[b, h % m.shape[1], i % m.shape[2]]
+        return slice(0, row.kv_len)
+
+    def causal_mask(self):
+        """Booleans (Tq, Tk) of `causal` and `window`."""
+        row = self.row
+        i = np.arange(row.q_len)[:, None] + row.kv_len - row.q_len
+        j = np.arange(row.kv_len)[None, :]
+        seen = j <= i
+        if row.kind == "window":
+            seen &= j > i - shapes.WINDOW
+        return seen
 
     def new_out(self):
         return aligned(self.q.shape, self.dtype)

@@ -4,8 +4,12 @@ import contextlib
 import ctypes
 import os
 
-F32, F64 = 1, 2
+import shapes
+
+F32, F64, U8 = 1, 2, 3
 ALIGN_BOTTOM_RIGHT = 2
+MASK_KEEP = 1
+FLAG_WINDOW = 2
 
 
 class Tensor(ctypes.Structure):
@@ -18,7 +22,17 @@ class Tensor(ctypes.Structure):
     ]
 
 
+class Mask(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("view", Tensor),
+    ]
+
+
 class SdpaParams(ctypes.Structure):
+    """Up to softcap: a library takes what is not given for zeros."""
+
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
         ("flags", ctypes.c_int32),
@@ -42,6 +56,7 @@ class SdpaParams(ctypes.Structure):
         ("lse", ctypes.c_void_p),
         ("weights", ctypes.c_void_p),
         ("weights_mean", ctypes.c_void_p),
+        ("softcap", ctypes.c_double),
     ]
 
 
@@ -125,12 +140,21 @@ class Contender:
         self.out = arrays.new_out()
         self.out4 = arrays.bhtd(self.out, arrays.q_heads_first)
         self.params = SdpaParams(struct_size=ctypes.sizeof(SdpaParams))
-        if row.kind == "causal":
+        if row.is_causal:
             self.params.causal = 1
             self.params.align = ALIGN_BOTTOM_RIGHT
+        if row.kind == "window":
+            self.params.flags = FLAG_WINDOW
+            self.params.window_left = shapes.WINDOW - 1
+        if row.kind == "softcap":
+            self.params.softcap = shapes.SOFTCAP
         if row.kind == "padded":
             self.lens = arrays.kv_lens
             self.params.kv_lens = self.lens.ctypes.data
+        if arrays.mask is not None:
+            self.mask = Mask(kind=MASK_KEEP, view=_view(arrays.mask, U8))
+            self.params.masks = ctypes.addressof(self.mask)
+            self.params.num_masks = 1
         views = (arrays.q4, arrays.k4, arrays.v4, self.out4)
         self.views = [_view(x, dtype) for x in views]
         self.args = [library.context(threads), ctypes.byref(self.params)]

@@ -9,7 +9,8 @@
           and value cache that is its past and its present at once, so that
           nothing but the new keys is copied
 
-Each with and without spinning workers where there is more than one thread.
+With "-add", masks are numbers made ready to be added, not booleans. Each with
+and without spinning workers where there is more than one thread.
 """
 
 import contextlib
@@ -24,7 +25,8 @@ import shapes
 ELEMENT = {np.dtype(np.float32): TensorProto.FLOAT,
            np.dtype(np.float64): TensorProto.DOUBLE,
            np.dtype(np.int32): TensorProto.INT32,
-           np.dtype(np.int64): TensorProto.INT64}
+           np.dtype(np.int64): TensorProto.INT64,
+           np.dtype(np.bool_): TensorProto.BOOL}
 
 OPERATORS = {
     "mha": ("com.microsoft", "MultiHeadAttention"),
@@ -41,15 +43,24 @@ def variants(row):
     grouped = row.group > 1
     if row.layout == "bhtd":
         names = ["attn4d"]
+    elif row.kind == "mask":
+        names = ["attn3d", "attn3d-add", "mha-add"]
+    elif row.kind == "keymask":
+        names = ["attn3d", "attn3d-add", "mha"]
+    elif row.kind == "window":
+        names = ["gqa", "attn3d", "attn3d-add"]
+    elif row.kind == "softcap" and row.layout == "bthd":
+        names = ["attn3d", "gqa"]
     elif row.layout == "cache" and row.kind == "causal":
         names = ["gqa"]
     elif row.layout == "cache":
-        names = ["attn4d", "gqa"] + (["fold"] if grouped else ["mha"])
+        names = ["attn4d", "gqa"]
+        names += ["fold"] if grouped or row.kind == "softcap" else ["mha"]
     else:
         names = ["attn3d"] if grouped else ["mha", "attn3d"]
         names += ["gqa"] if row.kind == "causal" or grouped else []
     if row.dtype == "f64":  # of ai.onnx only
-        names = [n for n in names if n not in ("mha", "gqa")]
+        names = [n for n in names if not n.startswith(("mha", "gqa"))]
     tiled = {"gqa", "mha"} if row.kind == "full" else {"gqa"}
     return [n for n in names if materialised or n in tiled]
 
@@ -136,9 +147,10 @@ class Contender:
         self.name = variant + ("-spin" if spin else "")
         self.out = arrays.new_out()
         self.out4 = arrays.bhtd(self.out, arrays.q_heads_first)
-        domain, operator = OPERATORS[variant]
+        base, _, self.mask_as = variant.partition("-")
+        domain, operator = OPERATORS[base]
         self.graph = _Graph(domain, operator, {})
-        getattr(self, "_" + variant)(arrays, row)
+        getattr(self, "_" + base)(arrays, row)
         self.session = self.graph.session(_options(threads, spin))
         self.binding = self.graph.bind(self.session)
 
@@ -153,15 +165,37 @@ class Contender:
         if row.kind == "padded":
             graph.skip()
             graph.input("lens", arrays.kv_lens.astype(np.int32))
+        if row.kind == "keymask":
+            graph.skip()
+            graph.input("keys", arrays.mask[:, 0, 0].astype(np.int32))
+        if row.kind == "mask":
+            graph.skip()
+            graph.skip()
+            graph.input("bias", self._additive(arrays.mask, arrays.dtype))
         graph.output("out", _rows_of(self.out))
 
+    @staticmethod
+    def _additive(seen, dtype):
+        return np.where(seen, 0, -np.inf).astype(dtype)
+
     def _attention_tail(self, arrays, row):
+        graph, seen = self.graph, arrays.mask
         if row.kind == "causal":
-            self.graph.attributes["is_causal"] = 1
+            graph.attributes["is_causal"] = 1
+        if row.kind == "softcap":
+            graph.attributes["softcap"] = shapes.SOFTCAP
         if row.kind == "padded":
             for _ in range(3):
-                self.graph.skip()
-            self.graph.input("lens", arrays.kv_lens)
+                graph.skip()
+            graph.input("lens", arrays.kv_lens)
+        if row.kind == "window":
+            seen = arrays.causal_mask()
+        if row.kind == "keymask":  # a row for each query is asked for
+            seen = np.repeat(seen, row.q_len, 2)
+        if seen is not None:
+            if self.mask_as == "add":
+                seen = self._additive(seen, arrays.dtype)
+            graph.input("mask", seen)
 
     def _attn3d(self, arrays, row):
         self.graph.attributes["q_num_heads"] = row.heads
@@ -190,16 +224,17 @@ class Contender:
         graph = self.graph
         graph.attributes["num_heads"] = row.heads
         graph.attributes["kv_num_heads"] = row.kv_heads
-        if row.kind == "full":
+        if row.kind in ("full", "softcap") and row.q_len > 1:
             graph.attributes["causal"] = 0
+        if row.kind == "softcap":
+            graph.attributes["softcap"] = shapes.SOFTCAP
+        if row.kind == "window":
+            graph.attributes["local_window_size"] = shapes.WINDOW
         graph.input("q", _rows_of(arrays.q))
         caches = []
         for name, x in (("k", arrays.k), ("v", arrays.v)):
             if arrays.kv_heads_first:
-                new = x[:, :, row.kv_len - row.q_len :].transpose(0, 2, 1, 3)
-                copy = arrays_module.aligned(new.shape, x.dtype)
-                copy[:] = new
-                graph.input(name, _rows_of(copy))
+                graph.input(name, _rows_of(self._newest(arrays, x)))
                 caches.append(x)
             else:
                 graph.input(name, _rows_of(x))
@@ -208,11 +243,27 @@ class Contender:
         graph.input("past_k", caches[0])
         graph.input("past_v", caches[1])
         last = np.full(row.batch, row.kv_len - 1, np.int32)
+        if row.kind == "padded":
+            last = (arrays.kv_lens - 1).astype(np.int32)
         graph.input("last", last)
         graph.input("total", np.array([row.kv_len], np.int32))
         graph.output("out", _rows_of(self.out))
         graph.output("present_k", caches[0])
         graph.output("present_v", caches[1])
+
+    @staticmethod
+    def _newest(arrays, x):
+        """Keys or values of the queries' own tokens, which the operator writes
+        into the cache, where they are already."""
+        row = arrays.row
+        shape = (row.batch, row.q_len, row.kv_heads, row.width)
+        new = arrays_module.aligned(shape, x.dtype)
+        for b in range(row.batch):
+            end = row.kv_len
+            if row.kind == "padded":
+                end = int(arrays.kv_lens[b])
+            new[b] = x[b, :, end - row.q_len : end].transpose(1, 0, 2)
+        return new
 
     @contextlib.contextmanager
     def active(self):

@@ -7,29 +7,26 @@ float32 rows are checked against float64, float64 rows against long double
 import numpy as np
 import torch
 
+import shapes
+
 
 def _sample(n, count):
     return np.unique(np.linspace(0, n - 1, min(n, count)).astype(np.int64))
 
 
-def visible_end(row, arrays, b, i):
-    """Keys 0 .. end-1 are visible to query i of batch b."""
-    if row.kind == "causal":
-        return row.kv_len - row.q_len + i + 1
-    if row.kind == "padded":
-        return int(arrays.kv_lens[b])
-    return row.kv_len
-
-
-def _row_f64(q, k, v, scale):
+def _row_f64(q, k, v, scale, cap):
     q, k, v = (torch.from_numpy(x).double() for x in (q, k, v))
-    w = torch.softmax(k @ q * scale, 0)
-    return (w @ v).numpy()
+    z = k @ q * scale
+    if cap:
+        z = cap * torch.tanh(z / cap)
+    return (torch.softmax(z, 0) @ v).numpy()
 
 
-def _row_long(q, k, v, scale):
+def _row_long(q, k, v, scale, cap):
     q, k, v = (x.astype(np.longdouble) for x in (q, k, v))
     z = (k * q).sum(1) * np.longdouble(scale)
+    if cap:
+        z = cap * np.tanh(z / np.longdouble(cap))
     w = np.exp(z - z.max())
     return (w[:, None] * v).sum(0) / w.sum()
 
@@ -45,16 +42,18 @@ class Reference:
         rows = _sample(row.q_len, max(2, count // len(heads)))
         one = _row_long if few else _row_f64
         scale = row.width**-0.5
+        cap = shapes.SOFTCAP if row.kind == "softcap" else 0
         group = row.heads // row.kv_heads
         for index in heads:
             b, h = divmod(int(index), row.heads)
             for i in rows:
-                end = visible_end(row, arrays, b, int(i))
+                seen = arrays.sees(b, h, int(i))
                 want = one(
                     arrays.q4[b, h, i],
-                    arrays.k4[b, h // group, :end],
-                    arrays.v4[b, h // group, :end],
+                    arrays.k4[b, h // group][seen],
+                    arrays.v4[b, h // group][seen],
                     scale,
+                    cap,
                 )
                 self.samples.append((b, h, int(i), want))
 

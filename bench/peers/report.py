@@ -3,13 +3,15 @@
 import csv
 import math
 
+import timing
+
 BAR = 1.05
 
 FIELDS = [
     "row", "family", "kind", "layout", "dtype", "batch", "heads", "kv_heads",
     "q_len", "kv_len", "width", "threads", "rival", "variant", "calls",
     "rounds", "min_s", "median_s", "gflops", "kv_gb_s", "max_error",
-    "rms_error", "others",
+    "rms_error", "others", "best",
 ]
 
 
@@ -44,9 +46,22 @@ class Result:
             return None
         return getattr(other, key) / getattr(ours, key)
 
-    def worst_ratio(self, key="minimum"):
-        ratios = [self.ratio(r, key) for r in ("torch", "ort")]
+    def paired(self, rival):
+        """Median over the rounds of the ratios of their medians."""
+        other, ours = self.best(rival, "median"), self.best("libattn")
+        return None if other is None else timing.paired(other, ours)
+
+    def worst_ratio(self):
+        ratios = [self.ratio(r) for r in ("torch", "ort")]
         return min((r for r in ratios if r is not None), default=None)
+
+    def worst_paired(self):
+        ratios = [self.paired(r) for r in ("torch", "ort")]
+        return min((r for r in ratios if r is not None), default=None)
+
+    def time(self):
+        """libattn's shortest call."""
+        return self.best("libattn").minimum
 
     def error(self, rival):
         """Errors of the rival's fastest variant."""
@@ -62,6 +77,7 @@ def write_csv(path, results):
             row = r.row
             for t in r.times:
                 c = t.contender
+                best = int(t is r.best(c.rival))
                 errors = r.errors[c.name, c.rival]
                 out.writerow(
                     [row.name, row.family, row.kind, row.layout, row.dtype,
@@ -70,7 +86,8 @@ def write_csv(path, results):
                      t.calls, r.rounds, f"{t.minimum:.9f}",
                      f"{t.median:.9f}", f"{row.flops / t.minimum / 1e9:.2f}",
                      f"{row.kv_bytes / t.minimum / 1e9:.2f}",
-                     f"{errors[0]:.3e}", f"{errors[1]:.3e}", f"{r.others:.2f}"]
+                     f"{errors[0]:.3e}", f"{errors[1]:.3e}", f"{r.others:.2f}",
+                     best]
                 )
 
 
@@ -82,33 +99,78 @@ def _mean(values):
     return f"{math.exp(log):.2f} ({len(values)})"
 
 
+def _counts(results):
+    return sorted({r.threads for r in results})
+
+
+GROUPS = [
+    ("full", lambda r: r.row.kind == "full"),
+    ("causal", lambda r: r.row.kind == "causal"),
+    ("full and causal", lambda r: r.row.kind in ("full", "causal")),
+    ("padded, masks", lambda r: r.row.kind in ("padded", "mask", "keymask")),
+    ("window", lambda r: r.row.kind == "window"),
+    ("softcap", lambda r: r.row.kind == "softcap"),
+    ("decode", lambda r: r.row.kind == "decode"),
+    ("all", lambda r: True),
+]
+
+
+def _head(first, columns):
+    columns = [first, *columns]
+    return ["| " + " | ".join(columns) + " |",
+            "| " + " | ".join("---" for _ in columns) + " |"]
+
+
+def _threads(n):
+    return f"{n} thread" + ("s" if n > 1 else "")
+
+
 def _means(results):
-    groups = [
-        ("full", lambda r: r.row.kind == "full"),
-        ("causal", lambda r: r.row.kind == "causal"),
-        ("full and causal", lambda r: r.row.kind in ("full", "causal")),
-        ("padded", lambda r: r.row.kind == "padded"),
-        ("decode", lambda r: r.row.kind == "decode"),
-        ("all", lambda r: True),
-    ]
-    lines = [
-        "| rows | PyTorch | ONNX Runtime | the better of both |"
-        " the better, medians |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    """Geometric means of the ratios by group, all thread counts in a line."""
+    counts = _counts(results)
+    columns = [f"{_threads(n)}: {text}" for n in counts
+               for text in ("PyTorch", "ONNX Runtime", "the better",
+                            "the better, paired")]
+    lines = _head("rows", columns)
     for dtype in ("f32", "f64"):
-        for name, chosen in groups:
-            some = [r for r in results
-                    if r.row.dtype == dtype and chosen(r)]
-            if not some:
-                continue
-            cells = [
-                _mean([r.ratio("torch") for r in some]),
-                _mean([r.ratio("ort") for r in some]),
-                _mean([r.worst_ratio() for r in some]),
-                _mean([r.worst_ratio("median") for r in some]),
-            ]
-            lines.append(f"| {dtype} {name} | " + " | ".join(cells) + " |")
+        for name, chosen in GROUPS:
+            cells = []
+            for n in counts:
+                some = [r for r in results if r.threads == n
+                        and r.row.dtype == dtype and chosen(r)]
+                cells += [
+                    _mean([r.ratio("torch") for r in some]),
+                    _mean([r.ratio("ort") for r in some]),
+                    _mean([r.worst_ratio() for r in some]),
+                    _mean([r.worst_paired() for r in some]),
+                ]
+            if any(c != "-" for c in cells):
+                lines.append(f"| {dtype} {name} | " + " | ".join(cells)
+                             + " |")
+    return lines
+
+
+def _ratios(results):
+    """A line for each row, all thread counts in it."""
+    counts = _counts(results)
+    columns = [f"{_threads(n)}: / {text}" for n in counts
+               for text in ("PyTorch", "ORT")]
+    columns += [f"libattn: gain of {_threads(n)}" for n in counts[1:]]
+    lines = _head("row", columns)
+    by_row = {}
+    for r in results:
+        by_row.setdefault(r.row.name, {})[r.threads] = r
+    for name, of in by_row.items():
+        marks = [str(n) for n in counts if n in of and mark(of[n])]
+        if marks:
+            name += " †" + (",".join(marks) if len(counts) > 1 else "")
+        cells = [_ratio(of[n], rival) if n in of else "-"
+                 for n in counts for rival in ("torch", "ort")]
+        for n in counts[1:]:
+            both = n in of and counts[0] in of
+            cells.append(f"{of[counts[0]].time() / of[n].time():.2f}"
+                         if both else "-")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
 
 
@@ -126,7 +188,7 @@ def _ratio(r, rival):
     low = r.ratio(rival)
     if low is None:
         return "-"
-    text = f"{low:.2f} ({r.ratio(rival, 'median'):.2f})"
+    text = f"{low:.2f} ({r.paired(rival):.2f})"
     return f"**{text}**" if low < BAR else text
 
 
@@ -135,21 +197,16 @@ def _error(r, rival):
     return "-" if error is None else f"{error[0]:.1e} / {error[1]:.1e}"
 
 
-def _table(results):
-    lines = [
-        "| row | libattn | PyTorch | ONNX Runtime | / PyTorch | / ORT |"
-        " error libattn | PyTorch | ORT |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+def _speeds(results):
+    lines = _head("row", ["libattn", "PyTorch", "ONNX Runtime",
+                          "error libattn", "PyTorch", "ORT"])
     rivals = ("libattn", "torch", "ort")
     for r in results:
         name = r.row.name + mark(r)
-        if r.row.kind == "decode":
-            t = r.best("libattn")
-            name += f" ({r.row.kv_bytes / t.minimum / 1e9:.1f} GB/s)"
+        if r.row.q_len == 1:
+            name += f" ({r.row.kv_bytes / r.time() / 1e9:.1f} GB/s)"
         cells = [name]
         cells += [_speed(r, rival) for rival in rivals]
-        cells += [_ratio(r, rival) for rival in rivals[1:]]
         cells += [_error(r, rival) for rival in rivals]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
@@ -164,11 +221,10 @@ def _below(results):
         for rival, text in NAMES.items():
             ratio = r.ratio(rival)
             if ratio is not None and ratio < BAR:
-                median = r.ratio(rival, "median")
                 lines.append(
-                    f"- {r.row.name}{mark(r)}, {r.threads} thread(s): "
+                    f"- {r.row.name}{mark(r)}, {_threads(r.threads)}: "
                     f"{ratio:.2f} "
-                    f"(medians {median:.2f}) against {text}'s "
+                    f"(paired {r.paired(rival):.2f}) against {text}'s "
                     f"{r.best(rival).contender.name}"
                 )
     return lines or ["None."]
@@ -214,27 +270,33 @@ def _count(results):
 
 INTRO = """\
 Contenders, their variants, layouts (bthd, bhtd, cache) and the rules are in
-bench/peers/README.md. A row names batch, query heads / key heads, queries x
-keys and width.
+[bench/peers/README.md](../bench/peers/README.md). A row names batch, query
+heads / key heads, queries x keys and width.
 
-GFLOP/s count 4 B H Tq Tk D for full, causal, padded and decode rows alike.
-Speeds are from the shortest call, in brackets from the median of the rounds;
-ratios are the rival's time over libattn's, so above 1 libattn is faster, of
-the rival's fastest variant; errors are the largest and the root mean square
-of the absolute difference from the reference over the sampled rows. In rows
-marked † other processes took more than a tenth of the processors: with several
-threads, whoever waits for all of them at a barrier loses most by that."""
+Ratios are the rival's time over libattn's, so above 1 libattn is faster, of
+the rival's fastest variant: of the shortest calls, and in brackets the median
+over the rounds of the ratio of their medians. Below 1.05 they are in bold. One
+thread is timed by its own CPU time unless the options say otherwise, several by
+the wall clock. In rows marked † (of that many threads) others took more than a
+tenth of the processors in the rounds that count: with several threads, whoever
+waits for all of them at a barrier loses most by that."""
+
+SPEEDS = """\
+GFLOP/s of the shortest call and, in brackets, of the median. They count 4 B H
+Tq Tk D, whatever is visible. Errors are the largest and the root mean square
+of the absolute difference from the reference over the sampled rows."""
 
 
 def markdown(results, facts):
     lines = ["# libattn against PyTorch and ONNX Runtime", ""]
     lines += [f"- {fact}" for fact in facts]
-    lines += ["", *INTRO.splitlines(), ""]
-    for threads in sorted({r.threads for r in results}):
+    lines += ["", *INTRO.splitlines(), "",
+              "## Geometric means of the ratios (number of rows)", "",
+              *_means(results), "", "## Ratios", "", *_ratios(results), "",
+              "## Speeds and errors", "", *SPEEDS.splitlines(), ""]
+    for threads in _counts(results):
         some = [r for r in results if r.threads == threads]
-        lines += [f"## {threads} thread(s)", "",
-                  "Geometric means of the ratios (number of rows):", ""]
-        lines += [*_means(some), "", *_table(some), ""]
+        lines += [f"### {_threads(threads)}", "", *_speeds(some), ""]
     lines += [f"## Ratios below {BAR}", "", *_below(results), ""]
     lines += ["## Errors above a rival's", "", *_count(results),
               *_inexact(results), ""]

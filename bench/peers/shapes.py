@@ -7,6 +7,10 @@ Tq, Tk, D). `kind` says which keys are visible:
   causal   j <= Tk - Tq + i, so the last query sees every key
   padded   j < kv_lens[b], lengths from half of Tk to all of it
   decode   all of them, Tq = 1, and the keys and values stand in a cache
+  mask     a dense boolean mask (B, H, Tq, Tk), nine of ten keys
+  keymask  the lengths of `padded` as a boolean mask (B, 1, 1, Tk)
+  window   causal, and of those the last WINDOW
+  softcap  all of them, scores bent: c tanh(u / c) with c = SOFTCAP
 
 `layout` says how the arrays lie in memory; every contender gets the same ones:
 
@@ -17,6 +21,8 @@ Tq, Tk, D). `kind` says which keys are visible:
 
 import dataclasses
 
+WINDOW = 256
+SOFTCAP = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -60,6 +66,10 @@ class Row:
     @property
     def scores(self):
         return self.batch * self.heads * self.q_len * self.kv_len
+
+    @property
+    def is_causal(self):
+        return self.kind in ("causal", "window")
 
     @property
     def group(self):
@@ -128,6 +138,15 @@ def _rows():
     for d in (48, 72, 96, 256):
         add("odd", "full", 1, 8, 8, 512, 512, d, quick=d == 72)
         add("odd", "causal", 1, 8, 8, 512, 512, d)
+    # Masks, windows, capped scores.
+    add("bert", "mask", 1, 12, 12, 512, 512, 64, quick=True)
+    add("bert", "mask", 8, 12, 12, 128, 128, 64)
+    add("bert", "keymask", 8, 12, 12, 128, 128, 64, quick=True)
+    add("bert", "keymask", 8, 12, 12, 512, 512, 64)
+    add("gpt2", "window", 1, 12, 12, 1024, 1024, 64)
+    add("mistral", "window", 1, 8, 2, 4096, 4096, 128, quick=True)
+    add("gemma", "softcap", 1, 12, 12, 512, 512, 64, quick=True)
+    add("gemma", "softcap", 1, 8, 4, 1024, 1024, 256)
     # The other memory order.
     add("bert", "full", 1, 12, 12, 128, 128, 64, layout="bhtd")
     add("bert", "full", 1, 12, 12, 512, 512, 64, layout="bhtd")
@@ -141,6 +160,8 @@ def _rows():
                 quick=quick)
         for tk in (1024, 4096):
             add("decode", "decode", 8, h, hkv, 1, tk, d, layout="cache")
+    add("decode", "padded", 8, 32, 8, 1, 4096, 128, layout="cache")
+    add("decode", "softcap", 1, 32, 8, 1, 8192, 128, layout="cache")
     # float64.
     f64 = {"dtype": "f64"}
     add("bert", "full", 1, 12, 12, 128, 128, 64, quick=True, **f64)

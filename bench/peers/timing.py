@@ -4,6 +4,8 @@ import math
 import statistics
 import time
 
+import load
+
 CALLS_AT_MOST = 2000
 ROUNDS_AT_LEAST = 3
 # A variant this much slower than its rival's best at the first look is timed
@@ -15,6 +17,13 @@ HOPELESS = 1.8
 # so its fastest twentieth is passed over.
 SKIPPED = {False: 0.0, True: 0.05}
 CLOCKS = {False: time.perf_counter_ns, True: time.thread_time_ns}
+# With several threads only the wall clock tells how long a call took, and one
+# foreign process delays all threads that wait for each other. So there are
+# many short rounds, and of them those count in which others took least of the
+# processors: all with less than QUIET, but at least this share of them.
+ROUNDS_OF_SEVERAL = 3  # times as many
+KEPT = 1 / 3
+QUIET = 0.05
 
 
 class Times:
@@ -24,26 +33,32 @@ class Times:
         self.contender = contender
         self.first = 0.0  # of the first look
         self.minimum = math.inf
-        self.medians = []
-        self.seconds = []
-
-    @property
-    def calls(self):
-        return len(self.seconds)
+        self.rounds = []  # [round] -> seconds of its calls
+        self.medians = []  # of the rounds that count
+        self.calls = 0
 
     @property
     def median(self):
         return statistics.median(self.medians or [self.minimum])
 
-    def add(self, seconds):
-        self.medians.append(statistics.median(seconds))
-        self.seconds += seconds
+    def finish(self, kept, skipped):
+        """Sums up the rounds in `kept`; the minimum after `skipped` of the
+        fastest calls."""
+        if not self.rounds:
+            return
+        self.medians = [statistics.median(self.rounds[r]) for r in kept]
+        seconds = sorted(s for r in kept for s in self.rounds[r])
+        self.calls = len(seconds)
+        self.minimum = seconds[int(skipped * len(seconds))]
+        self.rounds = []
 
-    def finish(self, skipped):
-        """The minimum, after `skipped` of the fastest calls."""
-        if self.seconds:
-            place = int(skipped * len(self.seconds))
-            self.minimum = sorted(self.seconds)[place]
+
+def paired(other, ours):
+    """Median over the rounds of other's time over ours in the same round."""
+    pairs = list(zip(other.medians, ours.medians))
+    if not pairs:
+        return other.median / ours.median
+    return statistics.median(a / b for a, b in pairs)
 
 
 def _burst(contender, calls, warm, clock):
@@ -78,26 +93,42 @@ def _first_look(times, rest, clock):
     return keep
 
 
-def run(contenders, options, rest, cpu_time):
-    """Times of the contenders; `rest` is called after each burst and returns
-    when the threads of the one that was active have gone to sleep."""
+def _quiet_rounds(others, cpu_time):
+    """Numbers of the rounds that count, from what others took in each."""
+    order = sorted(range(len(others)), key=lambda r: others[r])
+    if cpu_time:
+        return order
+    least = max(ROUNDS_AT_LEAST, math.ceil(KEPT * len(order)))
+    return [r for n, r in enumerate(order)
+            if n < least or others[r] < QUIET]
+
+
+def run(contenders, options, rest, cpu_time, threads):
+    """Times of the contenders, the number of rounds that count, and what share
+    of the processors others took in those. `rest` is called after each burst
+    and returns when the threads of the one that was active sleep."""
     times = [Times(c) for c in contenders]
     clock = CLOCKS[cpu_time]
     keep = _first_look(times, rest, clock)
-    rounds = options.rounds
+    more = ROUNDS_OF_SEVERAL if threads > 1 else 1
+    rounds = more * options.rounds
     calls = {}
     for t in keep:
-        want = options.min_time / rounds / max(t.first, 1e-7)
+        want = options.min_time / options.rounds / max(t.first, 1e-7)
         calls[t] = max(1, min(CALLS_AT_MOST, math.ceil(want)))
     once = sum(calls[t] * t.first for t in keep)
-    if once * rounds > options.row_time:
-        rounds = max(ROUNDS_AT_LEAST, int(options.row_time / once))
+    if once * rounds > more * options.row_time:
+        rounds = max(ROUNDS_AT_LEAST, int(more * options.row_time / once))
+    others = []
     for r in range(rounds):
+        round_load = load.Others()
         for i in range(len(keep)):
             t = keep[(i + r) % len(keep)]
             warm = 1 if t.first < 0.02 else 0
-            t.add(_burst(t.contender, calls[t], warm, clock))
+            t.rounds.append(_burst(t.contender, calls[t], warm, clock))
             rest()
+        others.append(round_load.share())
+    kept = _quiet_rounds(others, cpu_time)
     for t in times:
-        t.finish(SKIPPED[cpu_time])
-    return times, rounds
+        t.finish(kept, SKIPPED[cpu_time])
+    return times, len(kept), sum(others[r] for r in kept) / len(kept)

@@ -32,12 +32,19 @@ def quiet_stderr():
 def variants(row):
     """What is tried for a row:
 
-    flash   the tiled kernel, with enable_gqa for grouped heads
+    flash   the tiled kernel, with enable_gqa for grouped heads; masks as the
+            booleans they are
+    add     flash with the mask made ready for it: numbers to be added
     math    the composite one, scores in memory
     expand  flash on keys and values repeated for each query head beforehand
     fold    flash, the heads of a group as queries of one head (decoding)
+    compose matrix products and softmax, where there is no operator
     """
+    if row.kind == "softcap":
+        return ["compose"]
     names = ["flash"]
+    if row.kind in ("mask", "keymask", "window"):
+        names.append("add")
     if row.scores <= shapes.SCORES_AT_MOST:
         names.append("math")
     if row.group > 1 and row.kv_bytes < 1 << 27:
@@ -68,28 +75,40 @@ class Contender:
             self.options["enable_gqa"] = True
         if row.kind == "causal" and row.q_len == row.kv_len:
             self.options["is_causal"] = True
-        elif row.kind == "causal":
-            self.options["attn_mask"] = self._bottom_right(row, q.dtype)
-        elif row.kind == "padded":
-            self.options["attn_mask"] = self._padding(row, arrays, q.dtype)
+        elif row.is_causal or arrays.kv_lens is not None or \
+                arrays.mask is not None:
+            self.options["attn_mask"] = self._mask(row, arrays, q.dtype)
         self.args = (q, k, v)
+        self.row = row
         self.kernels = self._kernels(row)
 
-    @staticmethod
-    def _bottom_right(row, dtype):
-        """Additive, in q's type: what flash converts every other mask to."""
-        i = torch.arange(row.q_len)[:, None]
-        j = torch.arange(row.kv_len)[None, :]
-        mask = torch.zeros(row.q_len, row.kv_len, dtype=dtype)
-        hidden = j > i + (row.kv_len - row.q_len)
-        return mask.masked_fill_(hidden, float("-inf"))
+    def _mask(self, row, arrays, dtype):
+        """Where a contender has no boolean one to share: additive, in q's
+        type, which is what flash converts every other mask to."""
+        if arrays.mask is not None:
+            seen = torch.from_numpy(arrays.mask)
+        elif row.is_causal:
+            seen = torch.from_numpy(arrays.causal_mask())
+        else:
+            j = torch.arange(row.kv_len)[None, None, None, :]
+            seen = j < torch.from_numpy(arrays.kv_lens)[:, None, None, None]
+        if self.name == "flash" and row.kind in ("mask", "keymask", "window"):
+            return seen
+        mask = torch.zeros(seen.shape, dtype=dtype)
+        return mask.masked_fill_(~seen, float("-inf"))
 
-    @staticmethod
-    def _padding(row, arrays, dtype):
-        j = torch.arange(row.kv_len)[None, None, None, :]
-        lens = torch.from_numpy(arrays.kv_lens)[:, None, None, None]
-        mask = torch.zeros(row.batch, 1, 1, row.kv_len, dtype=dtype)
-        return mask.masked_fill_(j >= lens, float("-inf"))
+    def _compose(self):
+        """Products for all heads of a group at once; in place where it can."""
+        row, (q, k, v) = self.row, self.args
+        q = q.reshape(row.batch, row.kv_heads, row.group * row.q_len,
+                      row.width)
+        scale, cap = row.width**-0.5, shapes.SOFTCAP
+
+        def call():
+            z = (q * (scale / cap)) @ k.transpose(-2, -1)
+            return torch.softmax(z.tanh_().mul_(cap), -1) @ v
+
+        return call
 
     def _kernels(self, row):
         """Names of the ATen kernels that one such call runs."""
@@ -107,6 +126,8 @@ class Contender:
             yield
 
     def caller(self):
+        if self.name == "compose":
+            return self._compose()
         call = torch.nn.functional.scaled_dot_product_attention
         (q, k, v), options = self.args, self.options
         return lambda: call(q, k, v, **options)

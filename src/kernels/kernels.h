@@ -106,15 +106,19 @@ enum { ATTN__STORED_SAME, ATTN__STORED_F16, ATTN__STORED_BF16, ATTN__STORAGES };
          * are adjacent. q is n x ldq, zero beyond width up to ldq, a multiple \
          * of the lanes; s is n x lds, lds a multiple of the lanes. rows[j] is \
          * the address of row j of K or V, its numbers adjacent and stored as  \
-         * the index says (those without a loop are NULL); keys +              \
-         * ATTN__AHEAD_ROWS addresses, all of numbers that are there:          \
+         * the index says (those without a loop are NULL); if there are at     \
+         * least ATTN__AHEAD_ROWS, so many more follow, all of numbers that    \
+         * are there:                                                          \
          * s[i][j] = q(i) . k(j)                                               \
          * s[i] becomes weights, as in softmax above, with three numbers for   \
          * moments; returns alpha                                              \
-         * o[i][e] += sum over j of p[i][j] v[j][e] */                         \
+         * o[i][e] += sum over j of p[i][j] v[j][e]                            \
+         * paired: where not 0, dots wants the columns of q in another order:  \
+         * of each so many, while they last, the even ones, then the odd. */   \
         void (*dots[ATTN__STORAGES])(const R *q, int64_t ldq, int64_t n,       \
                                      const void *const *rows, int64_t keys,    \
                                      int64_t width, R *s, int64_t lds);        \
+        int64_t paired[ATTN__STORAGES];                                        \
         R (*row_weights)(R * s, int64_t keys, R *m, R *l, R unit, R *moments); \
         void (*add_rows_of[ATTN__STORAGES])(R * o, int64_t ldo, int64_t n,     \
                                             const R *p, int64_t ldp,           \

@@ -3,9 +3,14 @@
  * kernels_tmpl.h, included there once for each way numbers are stored. Binds,
  * beside what that one does, and forgets at its end:
  *   STORED         pasted into names        S    type of a stored number
+ *   NARROW         1 if an S has fewer bits than an R
  *   FROM(p)        vector of the VL numbers at p, which stand at any multiple
  *                  of their size
  *   FROM_ONE(x)    a number of the one stored as x
+ *   PARTS          vectors that are made of one load where width allows, and
+ *   FROM_PARTS(p, x)   that load: x[0], x[1] .. of the PARTS VL numbers at p;
+ *                  2: even columns, then odd ones
+ *   ORDER_PARTS(o, ldo, n, width, back)   n rows of o into that order, or back
  */
 #define PASTE2(a, b) a##_##b
 #define NAME2(a, b) PASTE2(a, b)
@@ -39,28 +44,40 @@ TARGET static void M(widen)(const void *src, R *dst, int64_t n)
  * keys, 32 heads of their own 21.5 GB/s, 32 over 8 24, where one run that asks
  * gave 19.5 and 15.6, one that does not 11, and a plain loop over the memory
  * 19. One query is the quicker of them and wants less far ahead (4 KiB: 7 %
- * more time; 2 KiB for four: 4 % more). At its end a run asks for its part of
- * what is read next: 0.5 and 3 % less time than asking for what lies behind it,
- * which has mostly been read.
+ * more time; 2 KiB for four: 4 % more), and so do 16-bit numbers (four queries,
+ * 4 KiB: 3 % more). Into the first-level cache: 57 % more (16 bits: 12 %). At
+ * its end a run asks for its part of what is read next: 0.5 and 3 % less time
+ * than asking for what lies behind it, which has mostly been read. Fewer rows
+ * than a look-ahead has only ask for themselves.
+ *
+ * With one query and rows of 512 or 1024 bytes, 1 KiB is best: 0.90 and 0.72 of
+ * the time, in pages of 4 KiB or of 2 MiB. Rows of other widths (256, 320, 384,
+ * 768 bytes) take up to 10 % more with it.
  */
-#define AHEAD_BYTES(n) ((n) == 1 ? 2048 : 4096)
+#define AHEAD_BYTES(n, row)           \
+    ((n) > 1 ? (NARROW ? 2048 : 4096) \
+             : ((row) == 512 || (row) == 1024 ? 1024 : 2048))
 
 typedef struct M(runs) {
     const void *const *rows;
     const void *const *ahead; /* what is read next */
     int64_t length;           /* keys of a run, a multiple of STRIP */
-    int64_t distance;         /* of the row to be asked for, as length */
+    int64_t distance;         /* of the row to be asked for, as length; 0: none
+                                 but the one that is read */
 } M(runs);
 
 TARGET static inline M(runs)
     M(cut_runs)(const void *const *rows, int64_t keys, int64_t width, int64_t n)
 {
     const int64_t most = ATTN__AHEAD_ROWS / ATTN__RUNS;
-    int64_t distance = AHEAD_BYTES(n) / (width * (int64_t)sizeof(S) + 1) + 1;
+    int64_t row = width * (int64_t)sizeof(S);
+    int64_t distance = AHEAD_BYTES(n, row) / (row + 1) + 1;
     M(runs)
     r = {rows, rows + keys, keys / STREAMS / STRIP * STRIP, most};
 
-    if (distance < most)
+    if (keys < ATTN__AHEAD_ROWS)
+        r.distance = 0;
+    else if (distance < most)
         r.distance = (distance + STRIP - 1) / STRIP * STRIP;
     return r;
 }
@@ -78,15 +95,18 @@ typedef struct M(strip) {
 TARGET ALWAYS_INLINE M(strip) M(take_strip)(const M(runs) * r, int64_t j)
 {
     int64_t beyond = j + r->distance - r->length;
+    const bool inside = beyond + STRIP <= 0;
     M(strip) strip;
 
-    strip.step = beyond < 0 ? 1 : ATTN__RUNS;
+    /* A strip of which only a part is beyond begins with what is read next. */
+    beyond = beyond < 0 ? 0 : beyond;
+    strip.step = inside ? 1 : ATTN__RUNS;
     UNROLL
     for (int a = 0; a < STREAMS; a++) {
         strip.key[a] = a * r->length + j;
         strip.row[a] = r->rows + strip.key[a];
-        strip.next[a] = beyond < 0 ? strip.row[a] + r->distance
-                                   : r->ahead + beyond * ATTN__RUNS + a;
+        strip.next[a] = inside ? strip.row[a] + r->distance
+                               : r->ahead + beyond * ATTN__RUNS + a;
     }
     return strip;
 }
@@ -109,23 +129,88 @@ TARGET ALWAYS_INLINE const S *M(next_of)(const M(strip) * s, int a)
 
 TARGET static inline void M(ask)(const S *row, int64_t width)
 {
-    for (int64_t d = 0; d < width; d += 64 / (int64_t)sizeof(S))
+    const int64_t line = 64 / (int64_t)sizeof(S);
+    int64_t d = 0;
+
+    for (; d + 4 * line <= width; d += 4 * line) {
+        READ_AHEAD(row + d);
+        READ_AHEAD(row + d + line);
+        READ_AHEAD(row + d + 2 * line);
+        READ_AHEAD(row + d + 3 * line);
+    }
+    ROLLED
+    for (; d < width; d += line)
         READ_AHEAD(row + d);
 }
 
+/* The columns [d, width), fewer than VL, of the rows below. A function of its
+ * own, and the first to be summed: a call among the sums, which memcpy is, has
+ * them stored and loaded (bfloat16, four queries: 11 % more time). */
+TARGET __attribute__((noinline)) static void
+M(dots_rest)(const R *q, int64_t ldq, int n, const S *const row[4], int keys,
+             int64_t d, int64_t width, V sum[4][4])
+{
+    for (int a = 0; a < keys; a++) {
+        V x = M(load_part)(row[a] + d, width - d);
+        for (int i = 0; i < n; i++)
+            sum[i][a] = x * LOAD(q + i * ldq + d);
+    }
+}
+
+/*
+ * Does dots_few ask for a row's lines one by one, as it reads another's? With
+ * keys in the second-level cache one and two queries take 2 to 8 % less time
+ * so, more take 1 to 2 % more: there, and where a step is no line of 64 bytes,
+ * a row is asked for as a whole.
+ */
+#define ALONG(n) ((n) <= 2 && PARTS * VL * (int64_t)sizeof(S) == 64)
+
 /* `keys` (1 to 4) rows with n (1 to 4) queries, both constants: part[i][..], to
  * be summed across the vector, as the first of them is `at` of a strip: there
- * the keys of a run are together. Keys share the loads of q. */
-TARGET ALWAYS_INLINE void M(dots_few)(const R *q, int64_t ldq, const int n,
-                                      const S *const row[4], const int keys,
-                                      int64_t width,
-                                      V (*part)[VECTOR_BYTES / sizeof(R)],
-                                      int at)
+ * the keys of a run are together. Keys share the loads of q. next: the rows to
+ * be asked for if ALONG, or NULL. */
+TARGET ALWAYS_INLINE void
+M(dots_few)(const R *q, int64_t ldq, const int n, const S *const row[4],
+            const S *const *next, const int keys, int64_t width,
+            V (*part)[VECTOR_BYTES / sizeof(R)], int at)
 {
     V sum[4][4] = {{{0}}};
+    const int64_t whole = width / VL * VL;
     int64_t d = 0;
 
-    for (; d + VL <= width; d += VL) {
+    if (whole < width) {
+        V rest[4][4];
+        M(dots_rest)(q, ldq, n, row, keys, whole, width, rest);
+        UNROLL
+        for (int i = 0; i < n; i++) {
+            UNROLL
+            for (int a = 0; a < keys; a++)
+                sum[i][a] = rest[i][a];
+        }
+    }
+    for (; d + PARTS * VL <= width; d += PARTS * VL) {
+        V x[4][PARTS];
+        UNROLL
+        for (int a = 0; a < keys; a++) {
+            FROM_PARTS(row[a] + d, x[a]);
+            if (next && ALONG(n))
+                READ_AHEAD(next[a] + d);
+        }
+        UNROLL
+        for (int h = 0; h < PARTS; h++) {
+            UNROLL
+            for (int i = 0; i < n; i++) {
+                V y = LOAD(q + i * ldq + d + h * VL);
+                UNROLL
+                for (int a = 0; a < keys; a++)
+                    sum[i][a] = V_FMA(x[a][h], y, sum[i][a]);
+            }
+        }
+    }
+    if (next && ALONG(n) && d < width)
+        for (int a = 0; a < keys; a++)
+            M(ask)(next[a] + d, width - d);
+    for (; PARTS > 1 && d < whole; d += VL) {
         V x[4];
         UNROLL
         for (int a = 0; a < keys; a++)
@@ -136,15 +221,6 @@ TARGET ALWAYS_INLINE void M(dots_few)(const R *q, int64_t ldq, const int n,
             UNROLL
             for (int a = 0; a < keys; a++)
                 sum[i][a] = V_FMA(x[a], y, sum[i][a]);
-        }
-    }
-    if (d < width) {
-        UNROLL
-        for (int a = 0; a < keys; a++) {
-            V x = M(load_part)(row[a] + d, width - d);
-            UNROLL
-            for (int i = 0; i < n; i++)
-                sum[i][a] = V_FMA(x, LOAD(q + i * ldq + d), sum[i][a]);
         }
     }
     UNROLL
@@ -162,28 +238,56 @@ TARGET ALWAYS_INLINE void M(dots_few)(const R *q, int64_t ldq, const int n,
     }
 }
 
-/* A strip with n (1 to 4) queries. */
+/*
+ * A strip with n (1 to 4) queries. With one query four keys at a time take 26
+ * (width 64) and 13 % (128) less time than one if they are in the second-level
+ * cache, 30 % if they are bfloat16; read from memory 14 % less (bfloat16, width
+ * 64) to 4 % more (float, width 64).
+ */
 TARGET ALWAYS_INLINE void M(dots_strip)(const R *q, int64_t ldq, const int n,
                                         const M(strip) * k, int64_t width, R *s,
                                         int64_t lds)
 {
-    const int together = n == 1 ? 1 : WIDE ? 4 : 2;
+    const int together = WIDE || (n <= 2 && VL >= 4) ? 4 : 2;
     V part[4][VECTOR_BYTES / sizeof(R)];
 
     for (int a = 0; a < VL; a += together) {
-        const S *row[4];
+        const S *row[4], *next[4];
         UNROLL
         for (int b = 0; b < together; b++) {
             row[b] = M(row_of)(k, a + b);
-            M(ask)(M(next_of)(k, a + b), width);
+            next[b] = M(next_of)(k, a + b);
+            if (!ALONG(n))
+                M(ask)(next[b], width);
         }
-        M(dots_few)(q, ldq, n, row, together, width, part, a);
+        M(dots_few)(q, ldq, n, row, next, together, width, part, a);
     }
     for (int i = 0; i < n; i++) {
         R all[VECTOR_BYTES / sizeof(R)];
         STORE(all, N(sums)(part[i], together == 4 ? VL / 4 : VL));
         for (int a = 0; a < STREAMS; a++)
             memcpy(s + i * lds + k->key[a], all + a * STRIP, STRIP * sizeof(R));
+    }
+}
+
+/* What does not fill a strip of each run: keys from `first`, a multiple of VL,
+ * fewer than VL. Sums of what is not there are written too: s has room. */
+TARGET static inline void M(dots_last)(const R *q, int64_t ldq, int64_t n,
+                                       const void *const *rows, int64_t first,
+                                       int64_t keys, int64_t width, R *s,
+                                       int64_t lds)
+{
+    for (int64_t i = 0; i < n; i++) {
+        V part[4][VECTOR_BYTES / sizeof(R)] = {{{0}}};
+        V sums[VECTOR_BYTES / sizeof(R)];
+        for (int64_t j = first; j < keys; j++) {
+            const S *row[4] = {rows[j]};
+            M(dots_few)(q + i * ldq, ldq, 1, row, NULL, 1, width, part, 0);
+            sums[j - first] = part[0][0];
+        }
+        for (int64_t j = keys - first; j < VL; j++)
+            sums[j] = (V){0};
+        STORE(s + i * lds + first, N(sums)(sums, VL));
     }
 }
 
@@ -214,14 +318,8 @@ TARGET static void M(dots)(const R *q, int64_t ldq, int64_t n,
             }
         }
     }
-    /* What does not fill a strip of each run. */
-    for (int64_t j = STREAMS * r.length; j < keys; j++)
-        for (int64_t i = 0; i < n; i++) {
-            const S *row[4] = {rows[j]};
-            V part[4][VECTOR_BYTES / sizeof(R)] = {{{0}}};
-            M(dots_few)(q + i * ldq, ldq, 1, row, 1, width, part, 0);
-            s[i * lds + j] = N(sums)(part[0], VL)[0];
-        }
+    if (STREAMS * r.length < keys)
+        M(dots_last)(q, ldq, n, rows, STREAMS * r.length, keys, width, s, lds);
 }
 
 /* Columns [e, e + columns VL) of n (1 to 4) rows of o, a strip; n and columns
@@ -231,7 +329,7 @@ TARGET ALWAYS_INLINE void M(add_columns)(R *o, int64_t ldo, const int n,
                                          int64_t ldp, const M(strip) * v,
                                          int64_t e)
 {
-    V sum[4][8];
+    V sum[4][16];
 
     UNROLL
     for (int i = 0; i < n; i++) {
@@ -242,11 +340,17 @@ TARGET ALWAYS_INLINE void M(add_columns)(R *o, int64_t ldo, const int n,
     ROLLED
     for (int a = 0; a < VL; a++) {
         const S *row = M(row_of)(v, a) + e;
-        V x[8];
+        V x[16];
         M(ask)(M(next_of)(v, a) + e, columns * VL);
-        UNROLL
-        for (int c = 0; c < columns; c++)
-            x[c] = FROM(row + c * VL);
+        if (columns % PARTS == 0) {
+            UNROLL
+            for (int c = 0; c < columns; c += PARTS)
+                FROM_PARTS(row + c * VL, x + c);
+        } else {
+            UNROLL
+            for (int c = 0; c < columns; c++)
+                x[c] = FROM(row + c * VL);
+        }
         UNROLL
         for (int i = 0; i < n; i++) {
             V y = SPLAT(p[i * ldp + M(key_of)(v, a)]);
@@ -270,10 +374,15 @@ TARGET ALWAYS_INLINE void M(add_strip)(R *o, int64_t ldo, const int n,
 {
     int64_t e = 0;
 
+    /* Rows of 1024 bytes at once: by halves they take 1.3 times as long. */
+    for (; n == 1 && WIDE && e + 16 * VL <= width; e += 16 * VL)
+        M(add_columns)(o, ldo, n, 16, p, ldp, v, e);
     for (; n <= (WIDE ? 2 : 1) && e + 8 * VL <= width; e += 8 * VL)
         M(add_columns)(o, ldo, n, 8, p, ldp, v, e);
     for (; e + 4 * VL <= width; e += 4 * VL)
         M(add_columns)(o, ldo, n, 4, p, ldp, v, e);
+    for (; PARTS > 1 && e + PARTS * VL <= width; e += PARTS * VL)
+        M(add_columns)(o, ldo, n, PARTS, p, ldp, v, e);
     for (; e + VL <= width; e += VL)
         M(add_columns)(o, ldo, n, 1, p, ldp, v, e);
     for (int a = 0; e < width && a < VL; a++)
@@ -290,9 +399,11 @@ TARGET static void M(add_rows_of)(R *o, int64_t ldo, int64_t n, const R *p,
     const M(runs) r = M(cut_runs)(rows, keys, width, n);
     /* Four rows of o take half of the arithmetic's loads, but read rows by
      * halves, which the memory notices where it is the limit. */
-    const bool by_four = WIDE && (n > 4 || sizeof(S) < sizeof(R));
+    const bool by_four = WIDE && (n > 4 || NARROW);
     int64_t whole = width / VL * VL;
 
+    if (r.length > 0)
+        ORDER_PARTS(o, ldo, n, width, false);
     for (int64_t j = 0; j < r.length; j += STRIP) {
         const M(strip) v = M(take_strip)(&r, j);
         for (int64_t i = 0, few; i < n; i += few) {
@@ -307,6 +418,8 @@ TARGET static void M(add_rows_of)(R *o, int64_t ldo, int64_t n, const R *p,
                 M(add_strip)(to, ldo, 1, w, ldp, &v, width);
         }
     }
+    if (r.length > 0)
+        ORDER_PARTS(o, ldo, n, width, true);
     for (int64_t j = STREAMS * r.length; j < keys; j++)
         for (int64_t i = 0; i < n; i++) {
             const S *row = rows[j];
@@ -324,6 +437,11 @@ TARGET static void M(add_rows_of)(R *o, int64_t ldo, int64_t n, const R *p,
 #undef M
 #undef AHEAD_BYTES
 #undef STORED
+#undef NARROW
 #undef S
 #undef FROM
 #undef FROM_ONE
+#undef PARTS
+#undef ALONG
+#undef FROM_PARTS
+#undef ORDER_PARTS

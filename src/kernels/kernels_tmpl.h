@@ -6,9 +6,10 @@
  *   V_MAX V_MIN V_FMA    on vectors; of NaN and another, the second
  *   V_BITS V_KEEP  a bit per lane from a condition; -inf where a bit is 0
  *   V_FROM_F16 V_FROM_BF16   a vector of 16-bit numbers at any even address;
- *                  bound for float only
+ *                  bound for float only, as are
+ *   EVEN ODD       index lists: every other lane of two vectors
  *   BYTE_STEP NONZERO_BYTES   a bit per byte, so many at a time
- * and this file forgets SUFFIX, ZIP_*, IOTA and V_* at its end.
+ * and this file forgets SUFFIX, ZIP_*, IOTA, EVEN, ODD and V_* at its end.
  */
 #define PASTE3(a, b, c) a##_##b##_##c
 #define NAME3(a, b, c) PASTE3(a, b, c)
@@ -244,7 +245,7 @@ TARGET static void N(alibi)(R *s, int64_t ld, int64_t keys, int64_t lanes,
 
 TARGET static void N(alibi_row)(R *s, int64_t keys, R slope, R distance)
 {
-    V key;
+    V key = {0};
 
     for (int i = 0; i < VL; i++)
         key[i] = (R)i;
@@ -368,6 +369,12 @@ TARGET static bool N(nonfinite)(const R *v, int64_t ld, int64_t rows,
     V sum[4] = {{0}, {0}, {0}, {0}};
     R rest = K(0.0);
 
+    /* Adjacent rows as one: a short row is a sum of its own, each waiting for
+     * the last. */
+    if (ld == width) {
+        width *= rows;
+        rows = rows > 0;
+    }
     /* x * 0 is NaN exactly for the numbers looked for. */
     for (int64_t j = 0; j < rows; j++, v += ld) {
         int64_t e = 0;
@@ -768,29 +775,75 @@ TARGET ALWAYS_INLINE V N(sums)(V r[], const int left)
 
 #define STORED same
 #define S R
+#define NARROW 0
 #define FROM(p) LOAD(p)
 #define FROM_ONE(x) (x)
+#define PARTS 1
+#define FROM_PARTS(p, x) ((x)[0] = FROM(p))
+#define ORDER_PARTS(o, ldo, n, width, back) ((void)0)
 #include "kernels_rows_tmpl.h"
 
 /* 16 bits, for the type that has them. */
 #if defined(V_FROM_F16)
 #define STORED f16
 #define S uint16_t
+#define NARROW 1
 #define FROM(p) V_FROM_F16(p)
 #define FROM_ONE(x) from_f16(x)
+#define PARTS 2
+#define FROM_PARTS(p, x) ((x)[0] = FROM(p), (x)[1] = FROM((p) + VL))
+#define ORDER_PARTS(o, ldo, n, width, back) ((void)0)
 #include "kernels_rows_tmpl.h"
+
+typedef VI N(two_halves) __attribute__((aligned(2), may_alias));
+
+/*
+ * A register holds 2 VL bfloat16 numbers; of those in a lane, one is its upper
+ * half and the other 16 bits further: an operation each, where widening in
+ * order takes a load that extends and a shift.
+ */
+TARGET ALWAYS_INLINE void N(split_bf16)(const uint16_t *p, V x[])
+{
+    VI two = *(const N(two_halves) *)p;
+    V upper = (V)(two & ~(I)0xffff), lower = (V)(two << 16);
+    const int first = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? 1 : 0;
+
+    x[first] = upper;
+    x[1 - first] = lower;
+}
+
+/* n rows of o, each 2 VL columns of them, from their order to that of
+ * split_bf16, or back; what does not fill 2 VL columns stays. */
+TARGET static void N(order_bf16)(R *o, int64_t ldo, int64_t n, int64_t width,
+                                 bool back)
+{
+    for (int64_t i = 0; i < n; i++, o += ldo)
+        for (int64_t e = 0; e + 2 * VL <= width; e += 2 * VL) {
+            V a = LOAD(o + e), b = LOAD(o + e + VL);
+            STORE(o + e, back ? SHUFFLE(a, b, ZIP_LO) : SHUFFLE(a, b, EVEN));
+            STORE(o + e + VL,
+                  back ? SHUFFLE(a, b, ZIP_HI) : SHUFFLE(a, b, ODD));
+        }
+}
 
 #define STORED bf16
 #define S uint16_t
+#define NARROW 1
 #define FROM(p) V_FROM_BF16(p)
 #define FROM_ONE(x) from_bf16(x)
+#define PARTS 2
+#define FROM_PARTS(p, x) N(split_bf16)(p, x)
+#define ORDER_PARTS(o, ldo, n, width, back) \
+    N(order_bf16)(o, ldo, n, width, back)
 #include "kernels_rows_tmpl.h"
 
+#define PAIRED 0, 0, 2 * VL
 #define EACH_STORED(name)                             \
     {                                                 \
         N(name##_same), N(name##_f16), N(name##_bf16) \
     }
 #else
+#define PAIRED 0
 #define EACH_STORED(name) \
     {                     \
         N(name##_same)    \
@@ -813,6 +866,7 @@ static const TABLE(SUFFIX) N(kernels) = {N(pack),
                                          N(rescale),
                                          N(nonfinite),
                                          EACH_STORED(dots),
+                                         {PAIRED},
                                          N(row_weights),
                                          EACH_STORED(add_rows_of),
                                          EACH_STORED(widen),
@@ -837,6 +891,7 @@ static const TABLE(SUFFIX) N(kernels) = {N(pack),
 #undef SLACK
 
 #undef EACH_STORED
+#undef PAIRED
 #undef STREAMS
 #undef WIDE
 #undef STRIP
@@ -845,6 +900,8 @@ static const TABLE(SUFFIX) N(kernels) = {N(pack),
 #undef ZIP_LO
 #undef ZIP_HI
 #undef IOTA
+#undef EVEN
+#undef ODD
 #undef V_MAX
 #undef V_MIN
 #undef V_KEEP
