@@ -20,6 +20,7 @@
 #include "status.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* A block of so few lanes goes by rows, without GEMM, */
