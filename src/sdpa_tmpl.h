@@ -653,8 +653,8 @@ static void XI(write_moments)(const XI(block) * b, int64_t l)
         /* w ln w is 0 where w is, as where a sink takes it all. */
         results[2] = -f * (unit * (double)moments[2 * b->padded] +
                            (f == 0.0 ? 0.0 : log(f)) * (double)b->w.l[l]);
-        /* The rest of a rounding, where one weight is 1. */
-        results[2] = results[2] < 0.0 ? 0.0 : results[2];
+        /* The rest of a rounding, where one weight is 1; -0 too. */
+        results[2] = results[2] <= 0.0 ? 0.0 : results[2];
     }
     for (int a = 0; a < 3; a++)
         if (p->wants[ATTN__MAX_WEIGHT + a])
