@@ -544,9 +544,8 @@ typedef struct attn_sdpa_params {
     const int32_t *q_segments;
     const int32_t *kv_segments;
     /* Block-sparse: U8, (B,Hq,ceil(Tq/block_q),ceil(Tk/block_k)), B and Hq or
-     * 1; visible only if the block of (i,j) is not 0. Blocks that are 0 cost
-     * nothing where a tile of the computation (some 64 x 128 scores) is in
-     * them. */
+     * 1; visible only if the block of (i,j) is not 0. Keys whose blocks are 0
+     * for all queries that are computed together are not computed. */
     const attn_tensor *blocks;
     int64_t block_q;
     int64_t block_k;

@@ -236,26 +236,6 @@ static attn_status check_ragged(const char *call, const attn_kv_cache *c,
     return ATTN_OK;
 }
 
-static attn_status check_work(const char *call, const void *work,
-                              size_t work_bytes, size_t needed)
-{
-    if (needed == 0)
-        return ATTN_OK;
-    if (!work)
-        return attn__fail(ATTN_ERR_NULL,
-                          "%s: work is NULL; %zu bytes are needed", call,
-                          needed);
-    if ((uintptr_t)work % ATTN__ALIGNMENT != 0)
-        return attn__fail(ATTN_ERR_WORKSPACE,
-                          "%s: work is %p, not a multiple of %d bytes", call,
-                          work, ATTN__ALIGNMENT);
-    if (work_bytes < needed)
-        return attn__fail(ATTN_ERR_WORKSPACE,
-                          "%s: work_bytes is %zu; %zu are needed", call,
-                          work_bytes, needed);
-    return ATTN_OK;
-}
-
 /* Not NULL, and with room for what is written to it. */
 static attn_status check_params(const char *call,
                                 const attn_sdpa_params *params)
@@ -304,7 +284,7 @@ attn_status attn_kv_cache_view(const attn_kv_cache *cache, int64_t batch,
     if (!status)
         status = measure_arrays(call, cache, batch, &needed);
     if (!status)
-        status = check_work(call, work, work_bytes, needed);
+        status = attn__check_scratch(call, work, work_bytes, needed);
     if (status)
         return status;
     a = cut_arrays(cache, batch, &bump);
@@ -361,7 +341,7 @@ static attn_status attend_check(attend_run *r, const attn_sdpa_params *params)
         status = attn__check_tensor(call, "q", r->q, r->cache->real);
     if (!status)
         status = attn__read_params(call, "params", &r->params, sizeof r->params,
-                                   params, offsetof(attn_sdpa_params, softcap));
+                                   params, ATTN__SDPA_PARAMS_FIRST);
     if (!status)
         status = check_own(call, &r->params);
     if (status)

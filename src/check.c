@@ -357,6 +357,26 @@ attn_status attn__check_overlap(const char *call, const char *out_name,
                                   : "they must not overlap");
 }
 
+attn_status attn__check_scratch(const char *call, const void *work,
+                                size_t work_bytes, size_t needed)
+{
+    if (needed == 0)
+        return ATTN_OK;
+    if (!work)
+        return attn__fail(ATTN_ERR_NULL,
+                          "%s: work is NULL; %zu bytes are needed", call,
+                          needed);
+    if ((uintptr_t)work % ATTN__ALIGNMENT != 0)
+        return attn__fail(ATTN_ERR_WORKSPACE,
+                          "%s: work is %p, not a multiple of %d bytes", call,
+                          work, ATTN__ALIGNMENT);
+    if (work_bytes < needed)
+        return attn__fail(ATTN_ERR_WORKSPACE,
+                          "%s: work_bytes is %zu; %zu are needed", call,
+                          work_bytes, needed);
+    return ATTN_OK;
+}
+
 /* ------------------------------------------------------ Growing structs -- */
 
 attn_status attn__read_params(const char *call, const char *name, void *copy,

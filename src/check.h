@@ -37,6 +37,11 @@ attn_status attn__read_params(const char *call, const char *name, void *copy,
                               size_t copy_bytes, const void *params,
                               size_t first_bytes);
 
+/* The caller's scratch memory: there, aligned and large enough; none is needed
+ * for 0 bytes. */
+attn_status attn__check_scratch(const char *call, const void *work,
+                                size_t work_bytes, size_t needed);
+
 /* "F32" and so on. */
 const char *attn__dtype_name(attn_dtype dtype);
 

@@ -370,7 +370,7 @@ static attn_status read_attention(const char *call, const attn_mha_params *o,
 {
     attn_status status = attn__read_params(
         call, "params.attention", &m->attention, sizeof m->attention,
-        o->attention, offsetof(attn_sdpa_params, softcap));
+        o->attention, ATTN__SDPA_PARAMS_FIRST);
 
     if (!status &&
         (m->attention.cu_q || m->attention.cu_k || m->attention.num_seqs != 0))

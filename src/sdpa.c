@@ -389,12 +389,9 @@ static void count_tasks(run *r)
     }
 }
 
-static bool is_split(const attn__sdpa *p, int64_t b)
+static bool is_split(const run *r, int64_t b)
 {
-    int64_t q_row, kv_row;
-    attn__sequence s = attn__sdpa_sequence(p, b, &q_row, &kv_row);
-
-    return cut_sequence(p, &s).splits > 1;
+    return r->cuts[b].splits > 1;
 }
 
 /* The end of the wave that starts with sequence b: all that follow and are not
@@ -404,7 +401,7 @@ static int64_t wave_end(const run *r, int64_t b, bool split)
     int64_t end = b + 1;
 
     while (
-        end < r->p->batch && is_split(r->p, end) == split &&
+        end < r->p->batch && is_split(r, end) == split &&
         (!split || r->first_task[end + 1] - r->first_task[b] <= MAX_PARTIALS))
         end++;
     return end;
@@ -429,7 +426,7 @@ static void run_all(const attn__executor *executor, run *r, const passes *f)
 
     e.num_threads = p->threads;
     for (int64_t b = 0; b < p->batch;) {
-        bool split = r->partials && is_split(p, b);
+        bool split = r->partials && is_split(r, b);
         int64_t end = r->partials ? wave_end(r, b, split) : p->batch;
         int64_t tasks = r->first_task[end] - r->first_task[b];
         r->wave_start = r->first_task[b];

@@ -6,6 +6,9 @@
 #include "gemm.h"
 #include "mask.h"
 
+/* Bytes of the first version of the parameters, which ended before softcap. */
+#define ATTN__SDPA_PARAMS_FIRST offsetof(attn_sdpa_params, softcap)
+
 /* The outputs that are there on request. */
 typedef enum attn__extra {
     ATTN__LSE,

@@ -384,12 +384,6 @@ static attn_status check_segments(const char *call, const attn_sdpa_params *o,
     return ATTN_OK;
 }
 
-/* Blocks of n scores, the last may be cut; n > 0. */
-static int64_t blocks_of(int64_t len, int64_t n)
-{
-    return attn__ceil_div(len, n);
-}
-
 static attn_status check_blocks(const char *call, const attn_sdpa_params *o,
                                 attn__sdpa *p)
 {
@@ -417,8 +411,8 @@ static attn_status check_blocks(const char *call, const attn_sdpa_params *o,
         return status;
     shape[0] = p->batch;
     shape[1] = p->heads;
-    shape[2] = blocks_of(p->q_len, o->block_q);
-    shape[3] = blocks_of(p->kv_len, o->block_k);
+    shape[2] = attn__ceil_div(p->q_len, o->block_q);
+    shape[3] = attn__ceil_div(p->kv_len, o->block_k);
     for (int a = 0; a < 4; a++) {
         if (t->shape[a] != shape[a] && (a > 1 || t->shape[a] != 1))
             return attn__fail(ATTN_ERR_SHAPE,
@@ -610,7 +604,7 @@ static attn_status read_params(const char *call, const attn_sdpa_params *o,
 
 /* -------------------------------------------------------------- Outputs -- */
 
-/* The optional outputs: the sizes are those of one of three kinds. */
+/* The optional outputs: the sizes are those of one of four kinds. */
 typedef enum extra_kind { BY_ROW, BY_SCORE, BY_SCORE_MEAN, BY_KEY } extra_kind;
 
 static const struct {
@@ -778,10 +772,9 @@ attn_status attn__sdpa_prepare(const char *call, const attn_context *context,
     attn_status status = check_types(call, q, k, v, out);
 
     *p = (attn__sdpa){0};
-    /* The first version of the parameters ended before softcap. */
     if (!status)
         status = attn__read_params(call, "params", &o, sizeof o, params,
-                                   offsetof(attn_sdpa_params, softcap));
+                                   ATTN__SDPA_PARAMS_FIRST);
     if (!status)
         status = check_fit(call, q, k, v, out, o.page_table != NULL);
     if (status)
@@ -856,24 +849,10 @@ attn_status attn__check_work(const char *call, const attn__sdpa *p,
                              size_t work_bytes, size_t needed)
 {
     attn__output outputs[ATTN__EXTRAS + 1];
-    attn_status status = ATTN_OK;
+    attn_status status = attn__check_scratch(call, work, work_bytes, needed);
     int n = attn__sdpa_outputs(p, out, outputs);
 
-    if (needed == 0)
-        return ATTN_OK;
-    if (!work)
-        return attn__fail(ATTN_ERR_NULL,
-                          "%s: work is NULL; %zu bytes are needed", call,
-                          needed);
-    if ((uintptr_t)work % ATTN__ALIGNMENT != 0)
-        return attn__fail(ATTN_ERR_WORKSPACE,
-                          "%s: work is %p, not a multiple of %d bytes", call,
-                          work, ATTN__ALIGNMENT);
-    if (work_bytes < needed)
-        return attn__fail(ATTN_ERR_WORKSPACE,
-                          "%s: work_bytes is %zu; %zu are needed", call,
-                          work_bytes, needed);
-    for (int a = 0; a < n && !status; a++)
+    for (int a = 0; a < n && needed > 0 && !status; a++)
         status = attn__check_apart(call, outputs[a].name, outputs[a].t, "work",
                                    work, needed);
     return status;

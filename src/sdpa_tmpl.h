@@ -152,7 +152,6 @@ typedef struct XI(block) {
     R unit;            /* of the scores, see kernels.h */
     double pack_scale; /* what q is multiplied by */
     R cap_in, cap_out; /* s = cap_out tanh(cap_in s), if cap_in > 0 */
-    bool plain;        /* scores are wanted as the formula has them */
     bool by_rows;      /* few queries: no GEMM */
     bool in_rows;      /* the output is in o_rows, not in ot */
     bool careful;      /* hidden values may be NaN or inf */
@@ -289,7 +288,7 @@ static void XI(set_scale)(XI(block) * b, bool added)
  * scores are alike then. One that is 0 in the type of the scores counts as the
  * least number that is not: 0 would make an infinite score NaN.
  */
-static void XI(set_cap)(XI(block) * b, bool added)
+static void XI(set_cap)(XI(block) * b, bool added, bool plain)
 {
     const double cap_max = R_DTYPE == ATTN_F32 ? 0x1p125 : 0x1p1020;
     double c = b->p->softcap, in;
@@ -298,7 +297,7 @@ static void XI(set_cap)(XI(block) * b, bool added)
         XI(set_scale)(b, added);
         return;
     }
-    XI(set_scale)(b, b->plain);
+    XI(set_scale)(b, plain);
     in = b->unit > K(0.0) && b->p->scale != 0.0
              ? b->p->scale / b->pack_scale / c
              : 1.0 / c;
@@ -342,11 +341,11 @@ static XI(block)
 {
     const attn__sdpa *p = r->p;
     XI(block)
-    b = {.p = p, .t = t, .kernels = XI(kernels_get)(), .plain = plain};
+    b = {.p = p, .t = t, .kernels = XI(kernels_get)()};
     bool added = plain || p->visibility.num_add > 0 || p->alibi.data;
 
     b.w = ((const XI(worker) *)r->workers)[worker];
-    XI(set_cap)(&b, added);
+    XI(set_cap)(&b, added, plain);
     b.k = find_rows(p, &p->k, t->s.b, t->g, t->kv_row);
     b.v = find_rows(p, &p->v, t->s.b, t->g, t->kv_row);
     b.storage = storage_of(p->k.dtype);
@@ -434,7 +433,7 @@ static int64_t XI(tile_keys)(const XI(tiles) * t, int64_t index, int64_t *keys)
     key = t->run[a].origin + index * t->run[a].size;
     end = MIN(key + t->run[a].size, t->run[a].end);
     key = MAX(key, t->run[a].begin);
-    *keys = MAX(end - key, 0);
+    *keys = end - key;
     return key;
 }
 
@@ -555,8 +554,8 @@ static void XI(add_nonfinite)(XI(block) * b, int64_t key, int64_t keys,
         for (int64_t e = 0; e < b->p->v_width; e++) {
             int64_t adjacent;
             R x;
-            XI(read_stored)
-            (b, key_row(&b->v, key + j, 1, &adjacent) + e * b->v.column, &x);
+            (void)XI(read_stored)(
+                b, key_row(&b->v, key + j, 1, &adjacent) + e * b->v.column, &x);
             if (x - x == K(0.0))
                 continue;
             for (int64_t l = 0; l < b->w.lanes->n; l++)
