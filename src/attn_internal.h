@@ -3,7 +3,7 @@
  * that all modules share. Who may include whom (levels; a level uses only lower
  * ones, modules of a level do not include each other, tests check it):
  *
- *   0  attn_internal.h real_f32.h real_f64.h
+ *   0  attn_internal.h half.h real_f32.h real_f64.h
  *   1  status check alloc threads cpu view context    kernels/
  *   2  gemm softmax mask heads linear                 (linear also uses gemm)
  *      rotary alibi merge convert

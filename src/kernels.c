@@ -11,6 +11,7 @@
 #include "attn_internal.h"
 
 #include "cpu.h"
+#include "half.h"
 #include "kernels/kernels.h"
 
 #include <string.h>
@@ -51,39 +52,15 @@
 #define GENERIC_KEEP(v, bits) \
     SELECT((((VI){0} + (I)(bits)) & (VI){IOTA}) != (VI){0}, v, SPLAT(R_NEG_INF))
 
-/* The same in float of a number stored in 16 bits; float16 as sign, 5 bits of
- * exponent and 10 of fraction. None of it depends on the rounding mode or on
- * what the processor does with subnormal numbers. */
-static inline float from_bits(uint32_t bits)
-{
-    float x;
-
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
+/* A number stored in 16 bits. */
 static inline float from_bf16(uint16_t x)
 {
-    return from_bits((uint32_t)x << 16);
+    return of_bits(bits_of_bf16(x));
 }
-
-#define F16_INF 0x7c00
-#define F16_NORMAL 0x0400 /* the least one */
-/* What the biases of the exponents differ by, and those of their last values,
- * in place. */
-#define F16_REBIAS ((127 - 15) << 23)
-#define F16_REBIAS_INF ((255 - 31 - (127 - 15)) << 23)
 
 static inline float from_f16(uint16_t x)
 {
-    uint32_t magnitude = x & 0x7fff, sign = (uint32_t)(x & 0x8000) << 16;
-
-    if (magnitude < F16_NORMAL) {
-        float small = (float)magnitude * 0x1p-24f;
-        return sign ? -small : small;
-    }
-    return from_bits(sign | ((magnitude << 13) + F16_REBIAS +
-                             (magnitude >= F16_INF ? F16_REBIAS_INF : 0)));
+    return of_bits(bits_of_f16(x));
 }
 
 /* clang-format off */
@@ -191,11 +168,12 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
 {
     generic_words x = generic_load(p);
     generic_words magnitude = x & 0x7fff, sign = (x & 0x8000) << 16;
-    generic_words large = (magnitude << 13) + F16_REBIAS +
-                          ((magnitude >= F16_INF) & F16_REBIAS_INF);
+    generic_words large =
+        (magnitude << 13) + (int32_t)REBIAS +
+        ((magnitude >= (int32_t)F16_INF) & (int32_t)(REBIAS_INF - REBIAS));
     generic_floats small =
         __builtin_convertvector(magnitude, generic_floats) * 0x1p-24f;
-    generic_words is_small = magnitude < F16_NORMAL;
+    generic_words is_small = magnitude < (int32_t)F16_NORMAL;
 
     return (generic_floats)(sign | ((generic_words)small & is_small) |
                             (large & ~is_small));

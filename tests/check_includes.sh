@@ -17,7 +17,7 @@ complain()
 level_of()
 {
     case $1 in
-    attn_internal | real_f32 | real_f64 | real_undef) echo 0 ;;
+    attn_internal | half | real_f32 | real_f64 | real_undef) echo 0 ;;
     status | check | alloc | threads | cpu | kernels | view | context) echo 1 ;;
     gemm | softmax | mask | heads | weights | rotary | merge | alibi | convert)
         echo 2 ;;
