@@ -255,12 +255,12 @@ static void XI(weights_block)(const run *r, XI(block) * b)
             continue;
         if (p->wants[ATTN__WEIGHTS]) {
             XI(fill_keys)(b, ATTN__WEIGHTS, written, key, K(0.0));
-            XI(write_tile)
-            (b, &p->extra[ATTN__WEIGHTS], false, key, keys, b->w.factor);
+            (void)XI(write_tile)(b, &p->extra[ATTN__WEIGHTS], false, key, keys,
+                                 b->w.factor);
         }
         if (p->wants[ATTN__WEIGHTS_MEAN])
-            XI(write_tile)
-        (b, &p->extra[ATTN__WEIGHTS_MEAN], true, key, keys, b->w.alpha);
+            (void)XI(write_tile)(b, &p->extra[ATTN__WEIGHTS_MEAN], true, key,
+                                 keys, b->w.alpha);
         written = key + keys;
     }
     if (p->wants[ATTN__WEIGHTS])
@@ -317,12 +317,12 @@ static void XI(scores_of_tile)(XI(block) * b, int64_t key, int64_t keys)
 
     XI(products)(b, key, keys);
     if (p->wants[ATTN__SCORES_RAW])
-        XI(write_tile)
-    (b, &p->extra[ATTN__SCORES_RAW], false, key, keys, b->w.factor);
+        (void)XI(write_tile)(b, &p->extra[ATTN__SCORES_RAW], false, key, keys,
+                             b->w.factor);
     XI(cap_tile)(b, keys);
     if (p->wants[ATTN__SCORES_CAPPED])
-        XI(write_tile)
-    (b, &p->extra[ATTN__SCORES_CAPPED], false, key, keys, b->w.factor);
+        (void)XI(write_tile)(b, &p->extra[ATTN__SCORES_CAPPED], false, key,
+                             keys, b->w.factor);
     if (!p->wants[ATTN__SCORES])
         return;
     XI(add_to_tile)(b, key, keys);
@@ -331,7 +331,8 @@ static void XI(scores_of_tile)(XI(block) * b, int64_t key, int64_t keys)
                                                  &b->t->s, b->w.lanes, key,
                                                  keys, R_DTYPE),
                            keys);
-    XI(write_tile)(b, &p->extra[ATTN__SCORES], false, key, keys, b->w.factor);
+    (void)XI(write_tile)(b, &p->extra[ATTN__SCORES], false, key, keys,
+                         b->w.factor);
 }
 
 /* All keys that are there, visible or not: the first two stages know no mask.
@@ -421,9 +422,9 @@ static void XI(key_sums_task)(void *data, int64_t index, int32_t worker)
     attn__blas_guard guard = attn__blas_enter();
 
     t.s = attn__sdpa_sequence(p, head / p->kv_heads, &t.q_row, &t.kv_row);
-    t.c = cut_sequence(p, &t.s);
+    t.c = r->cuts[t.s.b];
     t.g = head % p->kv_heads;
-    XI(key_sums)
-    (r, &t, part * SUM_KEYS, MIN((part + 1) * SUM_KEYS, p->kv_len), worker);
+    (void)XI(key_sums)(r, &t, part * SUM_KEYS,
+                       MIN((part + 1) * SUM_KEYS, p->kv_len), worker);
     attn__blas_leave(guard);
 }
