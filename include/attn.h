@@ -517,13 +517,13 @@ typedef struct attn_sdpa_params {
      * sequence. Rows outside are neither read nor written. B in the other
      * arrays and in masks' shape[0] is then num_seqs, and masks and weights are
      * indexed by the position inside the sequence: their Tq and Tk are the
-     * longest sequence's. Excludes q_lens and kv_lens. */
+     * longest sequence's. Excludes q_lens and, except with pages, kv_lens. */
     const int64_t *cu_q;
     const int64_t *cu_k;
     int64_t num_seqs;
     /* Optional outputs, in the type of out. */
     const attn_tensor *lse; /* (B,Hq,Tq,1): ln sum exp z; ragged (1,Hq,T,1) */
-    const attn_tensor *weights;      /* (B,Hq,Tq,Tk): w, rows sum to 1 */
+    const attn_tensor *weights;      /* (B,Hq,Tq,Tk): w */
     const attn_tensor *weights_mean; /* (B,1,Tq,Tk): mean of w over the heads */
     /* More that acts on the scores. Slopes and sinks are vectors (1,1,1,Hq) or
      * (B,Hq,1,1), in the type of q. */
