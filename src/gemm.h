@@ -14,7 +14,10 @@ typedef enum attn__blas_class {
      * offers nothing to stop it for the calling thread only. */
     ATTN__BLAS_LIMITED,
     /* One thread a call, whatever the size. */
-    ATTN__BLAS_FREE
+    ATTN__BLAS_FREE,
+    /* The same, and BLIS: where a dimension is small its kernels read the
+     * operands where they stand. */
+    ATTN__BLAS_UNPACKED
 } attn__blas_class;
 
 /* How this call may use the BLAS: read once at its beginning. */
@@ -22,6 +25,7 @@ typedef struct attn__blas {
     attn__blas_class kind;
     int64_t limit;  /* multiply-adds of one product */
     bool exclusive; /* only one thread of the process may be inside */
+    bool add_only;  /* adding to zeros is faster than overwriting */
 } attn__blas;
 
 attn__blas attn__blas_policy(void);
@@ -32,7 +36,7 @@ attn_status attn__blas_check(const char *call);
 /* Around the products of a task: keeps a BLAS that has a setting per thread
  * from starting threads, and sets it back. */
 typedef struct attn__blas_guard {
-    int threads_before; /* 0: nothing to set back */
+    int before; /* what to set back to and 1 more; 0: nothing */
 } attn__blas_guard;
 attn__blas_guard attn__blas_enter(void);
 void attn__blas_leave(attn__blas_guard guard);

@@ -1,6 +1,17 @@
 /* Template of the products; see gemm.h. Needs the real vocabulary and
  * CBLAS_GEMM, which it forgets at its end. */
 
+static void XI(zero)(int64_t m, int64_t n, R *c, int64_t ldc)
+{
+    if (ldc == n) {
+        n *= m;
+        m = 1;
+    }
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++)
+            c[i * ldc + j] = K(0.0);
+}
+
 static void XI(gemm_call)(const attn__blas *blas, bool a_transposed, int64_t m,
                           int64_t n, int64_t k, const R *a, int64_t lda,
                           const R *b, int64_t ldb, int beta, R *c, int64_t ldc)
@@ -9,6 +20,10 @@ static void XI(gemm_call)(const attn__blas *blas, bool a_transposed, int64_t m,
     ASSERT(m <= INT_MAX && n <= INT_MAX && k <= INT_MAX);
     ASSERT(lda >= (a_transposed ? m : k) && ldb >= n && ldc >= n);
     ASSERT(lda <= INT_MAX && ldb <= INT_MAX && ldc <= INT_MAX);
+    if (blas->add_only && !beta) {
+        (void)XI(zero)(m, n, c, ldc);
+        beta = 1;
+    }
     if (blas->exclusive)
         attn__process_lock();
     CBLAS_GEMM(CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans,
@@ -35,9 +50,8 @@ void XI(gemm)(const attn__blas *blas, bool a_transposed, int64_t m, int64_t n,
     if (m == 0 || n == 0)
         return;
     if (k == 0) {
-        for (int64_t i = 0; i < m && beta == 0; i++)
-            for (int64_t j = 0; j < n; j++)
-                c[i * ldc + j] = K(0.0);
+        if (!beta)
+            (void)XI(zero)(m, n, c, ldc);
         return;
     }
     ASSERT(n <= most);

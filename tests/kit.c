@@ -196,16 +196,21 @@ bool kit_blas_is_exclusive(void)
     return strstr(attn_blas_info(), "one at a time") != NULL;
 }
 
-bool kit_blas_is_blis(void)
+bool kit_blas_file_has(const char *part)
 {
     Dl_info info;
     void *symbol = dlsym(RTLD_DEFAULT, "cblas_sgemm");
     if (symbol == NULL || dladdr(symbol, &info) == 0)
         return false;
     char *path = realpath(info.dli_fname, NULL);
-    const bool blis = path != NULL && strstr(path, "blis") != NULL;
+    const bool has = path != NULL && strstr(path, part) != NULL;
     free(path);
-    return blis;
+    return has;
+}
+
+bool kit_blas_is_blis(void)
+{
+    return kit_blas_file_has("blis");
 }
 
 int kit_thread_count(void)

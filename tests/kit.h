@@ -70,10 +70,11 @@ int64_t kit_capture_end(void);
  * one thread whatever they were given. */
 bool kit_blas_is_exclusive(void);
 
-/* Whether the loaded BLAS is a BLIS. Its kernels load whole vectors of C, also
- * behind the end of its last row, and it takes its number of threads from the
- * environment when it is loaded, with nothing to say otherwise for one caller
- * that distributions leave visible. Neither is in the library's hands. */
+/* Does the path of the file that cblas_sgemm comes from contain this? */
+bool kit_blas_file_has(const char *part);
+
+/* BLIS, whose kernels may read behind the end of the last row of a matrix,
+ * which is not in the library's hands. */
 bool kit_blas_is_blis(void);
 
 /* Number of threads this process has now; -1 without /proc. */
