@@ -131,6 +131,14 @@ static inline float from_f16(uint16_t x)
 #define ZIP8_HI 4, 12, 5, 13, 6, 14, 7, 15
 #define ZIP16_LO 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define ZIP16_HI 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define INNER4_LO 0, 4, 2, 6
+#define INNER4_HI 1, 5, 3, 7
+#define INNER8_LO 0, 8, 1, 9, 4, 12, 5, 13
+#define INNER8_HI 2, 10, 3, 11, 6, 14, 7, 15
+#define HALF4_LO 0, 1, 4, 5
+#define HALF4_HI 2, 3, 6, 7
+#define HALF8_LO 0, 1, 2, 3, 8, 9, 10, 11
+#define HALF8_HI 4, 5, 6, 7, 12, 13, 14, 15
 #define EVEN4 0, 2, 4, 6
 #define ODD4 1, 3, 5, 7
 #define EVEN8 EVEN4, 8, 10, 12, 14
@@ -238,6 +246,10 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
 #define SUFFIX f32
 #define ZIP_LO ZIP8_LO
 #define ZIP_HI ZIP8_HI
+#define INNER_LO INNER8_LO
+#define INNER_HI INNER8_HI
+#define HALF_LO HALF8_LO
+#define HALF_HI HALF8_HI
 #define IOTA IOTA8
 #define EVEN EVEN8
 #define ODD ODD8
@@ -257,6 +269,10 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
 #define SUFFIX f64
 #define ZIP_LO ZIP4_LO
 #define ZIP_HI ZIP4_HI
+#define INNER_LO INNER4_LO
+#define INNER_HI INNER4_HI
+#define HALF_LO HALF4_LO
+#define HALF_HI HALF4_HI
 #define IOTA IOTA4
 #define V_BITS(c) _mm256_movemask_pd((__m256d)(c))
 #define V_KEEP(v, bits) GENERIC_KEEP(v, bits)

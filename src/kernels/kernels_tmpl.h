@@ -3,13 +3,16 @@
  *   R K X...       the real vocabulary (real_f32.h, real_f64.h)
  *   SUFFIX LEVEL   pasted into names     TARGET         function attribute
  *   VECTOR_BYTES   of a vector           ZIP_LO ZIP_HI IOTA   index lists
+ *   INNER_LO INNER_HI HALF_LO HALF_HI   or none: the same within each half, and
+ *                  of whole halves
  *   V_MAX V_MIN V_FMA    on vectors; of NaN and another, the second
  *   V_BITS V_KEEP  a bit per lane from a condition; -inf where a bit is 0
  *   V_FROM_F16 V_FROM_BF16   a vector of 16-bit numbers at any even address;
  *                  bound for float only, as are
  *   EVEN ODD       index lists: every other lane of two vectors
  *   BYTE_STEP NONZERO_BYTES   a bit per byte, so many at a time
- * and this file forgets SUFFIX, ZIP_*, IOTA, EVEN, ODD and V_* at its end.
+ * and this file forgets SUFFIX, ZIP_*, INNER_*, HALF_*, IOTA, EVEN, ODD and V_*
+ * at its end.
  */
 #define PASTE3(a, b, c) a##_##b##_##c
 #define NAME3(a, b, c) PASTE3(a, b, c)
@@ -105,23 +108,45 @@ TARGET static inline unsigned N(bits_of)(VI condition)
 
 /* ---------------------------------------------------------- Transposing -- */
 
-/* r[a] lane b <-> r[b] lane a: log2(VL) rounds of a perfect shuffle. */
+/*
+ * r[a] lane b <-> r[b] lane a: log2(VL) rounds of a perfect shuffle, each of
+ * which turns a bit of the row into one of the lane. Where no instruction zips
+ * across the halves of a vector (INNER_LO), rounds within halves and one of
+ * whole halves do as much, if row a comes and goes at a rotated by a bit.
+ */
+#ifdef INNER_LO
+#define ROUND(lo_or_hi, last, a, b) \
+    ((last) ? SHUFFLE(a, b, HALF_##lo_or_hi) : SHUFFLE(a, b, INNER_##lo_or_hi))
+#define PLACE(i) (2 * (i) / VL + 2 * (i) % VL)
+#else
+#define ROUND(lo_or_hi, last, a, b) SHUFFLE(a, b, ZIP_##lo_or_hi)
+#define PLACE(i) (i)
+#endif
 TARGET static inline void N(transpose)(V r[])
 {
-    V x[VECTOR_BYTES / sizeof(R)];
+    V x[VECTOR_BYTES / sizeof(R)], y[VECTOR_BYTES / sizeof(R)];
 
+    UNROLL
+    for (int i = 0; i < VL; i++)
+        x[PLACE(i)] = r[i];
     UNROLL
     for (int round = 1; round < VL; round *= 2) {
         UNROLL
         for (int i = 0; i < VL / 2; i++) {
-            x[2 * i] = SHUFFLE(r[i], r[i + VL / 2], ZIP_LO);
-            x[2 * i + 1] = SHUFFLE(r[i], r[i + VL / 2], ZIP_HI);
+            V a = x[i], b = x[i + VL / 2];
+            y[2 * i] = ROUND(LO, 2 * round == VL, a, b);
+            y[2 * i + 1] = ROUND(HI, 2 * round == VL, a, b);
         }
         UNROLL
         for (int i = 0; i < VL; i++)
-            r[i] = x[i];
+            x[i] = y[i];
     }
+    UNROLL
+    for (int i = 0; i < VL; i++)
+        r[i] = x[PLACE(i)];
 }
+#undef ROUND
+#undef PLACE
 
 /* Columns [d, d + VL) of up to VL rows, transposed; rows from `count` on are
  * taken as zeros. */
@@ -142,6 +167,15 @@ TARGET static inline void N(load_transposed)(const R *const *rows,
     N(transpose)(r);
 }
 
+/* Asks for what comes next in VL rows: so many streams at a time are more than
+ * the processor follows by itself. */
+TARGET static inline void N(ask_for)(const R *const *rows, int64_t d)
+{
+    UNROLL
+    for (int i = 0; i < VL; i++)
+        __builtin_prefetch(rows[i] + d, 0, 3);
+}
+
 TARGET static void N(pack)(const R *const *rows, int64_t n, int64_t padded,
                            int64_t width, R scale, R *dst, int64_t ld)
 {
@@ -151,6 +185,8 @@ TARGET static void N(pack)(const R *const *rows, int64_t n, int64_t padded,
         int64_t d = 0;
         for (; d + VL <= width; d += VL) {
             V r[VECTOR_BYTES / sizeof(R)];
+            if (l + 2 * VL <= n && d % (64 / (int)sizeof(R)) == 0)
+                N(ask_for)(rows + l + VL, d);
             N(load_transposed)(rows + l, n - l, d, r);
             UNROLL
             for (int i = 0; i < VL; i++)
@@ -900,6 +936,10 @@ static const TABLE(SUFFIX) N(kernels) = {N(pack),
 #undef SUFFIX
 #undef ZIP_LO
 #undef ZIP_HI
+#undef INNER_LO
+#undef INNER_HI
+#undef HALF_LO
+#undef HALF_HI
 #undef IOTA
 #undef EVEN
 #undef ODD
