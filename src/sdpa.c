@@ -17,6 +17,7 @@
 #include "sdpa.h"
 
 #include "check.h"
+#include "cpu.h"
 #include "status.h"
 
 #include <math.h>
@@ -70,6 +71,13 @@ static int64_t lane_step(attn_dtype dtype)
     return dtype == ATTN_F32 ? ATTN__LANES_F32 : ATTN__LANES_F64;
 }
 
+/* Those of a block's queries to the widest of this processor, 32 bytes at
+ * least. */
+static int64_t query_step(attn_dtype dtype)
+{
+    return lane_step(dtype) / (attn__cpu_level() == ATTN__LEVEL_AVX512 ? 1 : 2);
+}
+
 /*
  * How a sequence is cut. A block holds whole queries, all heads of the group,
  * if they fit into the lanes of a tile; else one query and a part of its heads.
@@ -86,7 +94,7 @@ typedef struct cut {
 static cut cut_sequence(const attn__sdpa *p, const attn__sequence *s)
 {
     cut c;
-    int64_t step = lane_step(p->q.dtype);
+    int64_t step = query_step(p->q.dtype);
     int64_t blocks, rest;
 
     c.queries = MAX(p->tile.lanes / MAX(p->group, 1), 1);
@@ -95,11 +103,12 @@ static cut cut_sequence(const attn__sdpa *p, const attn__sequence *s)
     c.blocks = attn__ceil_div(s->q_len, c.queries) * c.head_blocks;
     c.tail = 0;
     /* One head, a last block of whole vectors and a few lanes more, as of 17 or
-     * 33 queries: those few go by rows, which costs less than a padded vector
-     * of floats (T = 17: 0.86 of the time); of doubles it costs more. */
+     * 33 queries: those few go by rows, up to 4 of 16 and 1 of 8, which costs
+     * less than a padded vector of floats (T = 17: 0.86 of the time, with
+     * vectors of 32 bytes as much); of doubles it costs more. */
     rest = s->q_len % c.queries;
     if (p->group == 1 && !p->blas_only && p->q.dtype == ATTN_F32 &&
-        rest > step && rest % step > 0 && rest % step <= step / 4) {
+        rest > step && rest % step > 0 && rest % step <= step * step / 64) {
         c.tail = rest % step;
         c.blocks++;
     }

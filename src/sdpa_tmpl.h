@@ -186,7 +186,7 @@ static void XI(set_lanes)(XI(block) * b)
             lanes->head[n] = t->g * b->p->group + h;
         }
     lanes->n = n;
-    b->padded = attn__round_up(n, lane_step(R_DTYPE));
+    b->padded = attn__round_up(n, query_step(R_DTYPE));
     b->by_rows = n <= MAX_ROWS &&
                  (n <= FEW_ROWS || t->s.kv_len >= ROW_KEYS * n) &&
                  !b->p->blas_only;
