@@ -30,8 +30,10 @@
  * own, which 5 queries with 5 keys feel (1.24 us a call instead of 0.66). */
 #define ROW_KEYS 8
 /* One or two lanes always: packing them takes 16, or 8, whatever they are (12
- * heads of width 64: T = 1 0.63 of the time, 2 0.80, but 4 1.04). */
-#define FEW_ROWS 2
+ * heads of width 64: T = 1 0.63 of the time, 2 0.80, but 4 1.04); where the
+ * products pack their operands, up to four (3 queries with 3 keys 0.66 of the
+ * time, 4 with 4 0.87, 4 with 16 0.71, but 6 with 6 1.02). */
+#define FEW_ROWS(blas) ((blas)->kind == ATTN__BLAS_SMALL ? 2 : 4)
 
 /* Keys of a tile that goes by rows: as many as the bits of masks are made for,
  * as its quarters are the runs that are read in turn. */

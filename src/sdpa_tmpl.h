@@ -188,7 +188,7 @@ static void XI(set_lanes)(XI(block) * b)
     lanes->n = n;
     b->padded = attn__round_up(n, query_step(R_DTYPE));
     b->by_rows = n <= MAX_ROWS &&
-                 (n <= FEW_ROWS || t->s.kv_len >= ROW_KEYS * n) &&
+                 (n <= FEW_ROWS(&b->p->blas) || t->s.kv_len >= ROW_KEYS * n) &&
                  !b->p->blas_only;
     attn__lanes_ranges(lanes, &b->p->visibility, &t->s);
 }
