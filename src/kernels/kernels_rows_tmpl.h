@@ -367,6 +367,52 @@ TARGET ALWAYS_INLINE void M(add_columns)(R *o, int64_t ldo, const int n,
     }
 }
 
+/* Columns [0, end) of n (1 or 2) rows of o, a strip, four keys at a time and
+ * each row from its beginning to its end. */
+TARGET ALWAYS_INLINE void M(add_keys)(R *o, int64_t ldo, const int n,
+                                      const R *p, int64_t ldp,
+                                      const M(strip) * v, int64_t end)
+{
+    for (int a = 0; a < VL; a += 4) {
+        const S *row[4];
+        V y[2][4];
+        UNROLL
+        for (int b = 0; b < 4; b++) {
+            row[b] = M(row_of)(v, a + b);
+            M(ask)(M(next_of)(v, a + b), end);
+            UNROLL
+            for (int i = 0; i < n; i++)
+                y[i][b] = SPLAT(p[i * ldp + M(key_of)(v, a + b)]);
+        }
+        for (int64_t e = 0; e < end; e += PARTS * VL) {
+            V sum[2][PARTS];
+            UNROLL
+            for (int i = 0; i < n; i++) {
+                UNROLL
+                for (int h = 0; h < PARTS; h++)
+                    sum[i][h] = LOAD(o + i * ldo + e + h * VL);
+            }
+            UNROLL
+            for (int b = 0; b < 4; b++) {
+                V x[PARTS];
+                FROM_PARTS(row[b] + e, x);
+                UNROLL
+                for (int i = 0; i < n; i++) {
+                    UNROLL
+                    for (int h = 0; h < PARTS; h++)
+                        sum[i][h] = V_FMA(x[h], y[i][b], sum[i][h]);
+                }
+            }
+            UNROLL
+            for (int i = 0; i < n; i++) {
+                UNROLL
+                for (int h = 0; h < PARTS; h++)
+                    STORE(o + i * ldo + e + h * VL, sum[i][h]);
+            }
+        }
+    }
+}
+
 /* n (1 to 4) rows of o, a strip. */
 TARGET ALWAYS_INLINE void M(add_strip)(R *o, int64_t ldo, const int n,
                                        const R *p, int64_t ldp,
@@ -374,6 +420,14 @@ TARGET ALWAYS_INLINE void M(add_strip)(R *o, int64_t ldo, const int n,
 {
     int64_t e = 0;
 
+    /* Where a row is more than the registers hold: of 512 bytes read by halves
+     * one query takes 1.19 times as long, two 1.09 (Zen 3, from memory; as long
+     * from the cache). Rows of 2 KiB are better read by parts. */
+    if (!WIDE && n <= 2 && VL >= 4 && width > 8 * VL &&
+        width * (int64_t)sizeof(S) <= 1024) {
+        e = width / (PARTS * VL) * (PARTS * VL);
+        M(add_keys)(o, ldo, n, p, ldp, v, e);
+    }
     /* Rows of 1024 bytes at once: by halves they take 1.3 times as long. */
     for (; n == 1 && WIDE && e + 16 * VL <= width; e += 16 * VL)
         M(add_columns)(o, ldo, n, 16, p, ldp, v, e);
