@@ -93,16 +93,25 @@ typedef struct cut {
     int64_t tail;        /* queries of the last block, if it is cut off */
 } cut;
 
-/* Width of the band of keys that a query sees by causal, window and chunk. */
+/*
+ * Width of the band of keys that moves along with the query, by causal, window,
+ * chunk, and, as far as one can tell, segments; 0 if all queries may see the
+ * same.
+ */
 static int64_t band_of(const attn__visibility *v, const attn__sequence *s)
 {
-    int64_t band = s->kv_len - s->kv_begin;
+    const int64_t keys = s->kv_len - s->kv_begin;
+    bool left = v->window && v->left >= 0 && v->left < keys;
+    bool right = v->window && v->right >= 0 && v->right < keys;
+    int64_t band = keys;
 
-    if (v->window && v->left >= 0 && v->right >= 0)
-        band = MIN(band - 1, v->left) + 1 + MIN(band, v->right);
-    else if (v->window && v->left >= 0 && v->causal)
-        band = MIN(band - 1, v->left) + 1;
-    return v->chunk > 0 ? MIN(band, v->chunk) : band;
+    if (!v->causal && !left && !right && v->chunk == 0 && !v->segments)
+        return 0;
+    if (left && (right || v->causal))
+        band = MIN(v->left + (v->causal ? 0 : v->right) + 1, keys);
+    if (v->chunk > 0)
+        band = MIN(band, v->chunk);
+    return v->segments ? MIN(band, 512) : band;
 }
 
 /*
@@ -113,20 +122,22 @@ static int64_t band_of(const attn__visibility *v, const attn__sequence *s)
  * measured with OpenBLAS's AVX2 kernels, float, causal, T = 64..2048: 32 lanes
  * 1.35 times as fast as 192 at T = 128, 64 lanes 1.12 at 512, 96 1.06 at 1024.
  * Tiles of 64 lanes, which the small kernels and the limited BLAS have, were no
- * faster for being cut (T = 128: 0.99, 256: 0.97).
+ * faster for being cut (T = 128: 0.99, 256: 0.97). With a map of blocks, about
+ * as many queries as a block has.
  */
 static int64_t lanes_of(const attn__sdpa *p, const attn__sequence *s)
 {
-    const attn__visibility *v = &p->visibility;
-    int64_t lanes = 32, band;
+    const int64_t group = MAX(p->group, 1);
+    int64_t band = band_of(&p->visibility, s), most = p->tile.lanes, lanes = 32;
 
-    if (p->tile.lanes <= 64 || !(v->causal || v->window || v->chunk > 0))
-        return p->tile.lanes;
-    band = band_of(v, s);
-    while (lanes < p->tile.lanes &&
-           lanes * lanes / (8 * MAX(p->group, 1)) < band)
+    if (most <= 64)
+        return most;
+    if (p->visibility.blocks.block_k > 0 &&
+        p->visibility.blocks.block_q <= most / group)
+        most = MIN(MAX(p->visibility.blocks.block_q * group, 64), most);
+    while (lanes < most && band > 0 && lanes * lanes / (8 * group) < band)
         lanes += 16;
-    return MIN(lanes, p->tile.lanes);
+    return band > 0 ? MIN(lanes, most) : most;
 }
 
 static cut cut_sequence(const attn__sdpa *p, const attn__sequence *s)

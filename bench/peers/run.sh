@@ -12,4 +12,6 @@ if [ -z "${PYTHON:-}" ]; then
         cp "$here/requirements.txt" "$venv/requirements.txt"
     fi
 fi
+# libattn has threads of its own; see "Threads" in README.md.
+export OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}"
 exec "$PYTHON" "$here/peers.py" "$@"
