@@ -285,10 +285,11 @@ attn__blas_guard attn__blas_enter(void)
 
     if (p->has_small_kernels || !has_local_setting(p))
         return guard;
+    guard.is_set = true;
     if (p->mkl_set_num_threads_local) {
-        guard.before = p->mkl_set_num_threads_local(1) + 1;
+        guard.before = p->mkl_set_num_threads_local(1);
     } else {
-        guard.before = p->get_setting() + 1;
+        guard.before = p->get_setting();
         p->set_setting(p->one_thread);
     }
     return guard;
@@ -298,12 +299,12 @@ void attn__blas_leave(attn__blas_guard guard)
 {
     const struct provider *p = get_provider();
 
-    if (guard.before == 0)
+    if (!guard.is_set)
         return;
     if (p->mkl_set_num_threads_local)
-        (void)p->mkl_set_num_threads_local(guard.before - 1);
+        (void)p->mkl_set_num_threads_local(guard.before);
     else
-        p->set_setting(guard.before - 1);
+        p->set_setting(guard.before);
 }
 
 const char *attn_blas_info(void)

@@ -36,7 +36,8 @@ attn_status attn__blas_check(const char *call);
 /* Around the products of a task: keeps a BLAS that has a setting per thread
  * from starting threads, and sets it back. */
 typedef struct attn__blas_guard {
-    int before; /* what to set back to and 1 more; 0: nothing */
+    bool is_set;
+    int before; /* what to set back to */
 } attn__blas_guard;
 attn__blas_guard attn__blas_enter(void);
 void attn__blas_leave(attn__blas_guard guard);

@@ -107,8 +107,10 @@ static int64_t band_of(const attn__visibility *v, const attn__sequence *s)
 
     if (!v->causal && !left && !right && v->chunk == 0 && !v->segments)
         return 0;
-    if (left && (right || v->causal))
-        band = MIN(v->left + (v->causal ? 0 : v->right) + 1, keys);
+    if (left && (right || v->causal)) {
+        int64_t ahead = v->causal ? 0 : v->right;
+        band = v->left < keys - 1 - ahead ? v->left + 1 + ahead : keys;
+    }
     if (v->chunk > 0)
         band = MIN(band, v->chunk);
     return v->segments ? MIN(band, 512) : band;
@@ -135,7 +137,7 @@ static int64_t lanes_of(const attn__sdpa *p, const attn__sequence *s)
     if (p->visibility.blocks.block_k > 0 &&
         p->visibility.blocks.block_q <= most / group)
         most = MIN(MAX(p->visibility.blocks.block_q * group, 64), most);
-    while (lanes < most && band > 0 && lanes * lanes / (8 * group) < band)
+    while (lanes < most && band > 0 && lanes * lanes / 8 / group < band)
         lanes += 16;
     return band > 0 ? MIN(lanes, most) : most;
 }

@@ -363,6 +363,41 @@ static int started_threads(void)
     return after - before;
 }
 
+/* What a host has told OpenMP for its own thread. */
+static void test_process__settings_of_openmp_are_kept(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"num_threads", "max_active_levels"};
+    attn_tensor q = kit_make(ATTN_F32, 1, 2, 600, 64);
+    attn_tensor out = kit_make(ATTN_F32, 1, 2, 600, 64);
+    int known = 0;
+    for (int i = 0; i < 2; i++) {
+        void *found[2];
+        int (*get)(void);
+        void (*set)(int);
+        char name[40];
+        (void)snprintf(name, sizeof name, "omp_get_%s",
+                       i == 0 ? "max_threads" : names[i]);
+        found[0] = dlsym(RTLD_DEFAULT, name);
+        (void)snprintf(name, sizeof name, "omp_set_%s", names[i]);
+        found[1] = dlsym(RTLD_DEFAULT, name);
+        if (found[0] == NULL || found[1] == NULL)
+            continue;
+        memcpy(&get, &found[0], sizeof get);
+        memcpy(&set, &found[1], sizeof set);
+        known++;
+        const int before = get();
+        set(3);
+        assert_int_equal(attn_sdpa(NULL, NULL, &q, &q, &q, &out), ATTN_OK);
+        assert_int_equal(get(), 3);
+        set(before);
+    }
+    kit_drop(&q);
+    kit_drop(&out);
+    if (known == 0)
+        skip();
+}
+
 static int blas_status(void);
 
 static int run_action(const char *action)
@@ -725,6 +760,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_num_threads__no_number_is_one_thread),
         cmocka_unit_test(test_num_threads__the_pool_of_the_process_is_used),
         cmocka_unit_test(test_process__blas_threads_are_not_started),
+        cmocka_unit_test(test_process__settings_of_openmp_are_kept),
         cmocka_unit_test(test_blas__the_loaded_one_can_be_used),
 #ifdef ATTN_STUB_BLAS
         cmocka_unit_test(test_blas__one_with_64_bit_integers_is_refused),
