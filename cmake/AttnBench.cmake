@@ -14,3 +14,13 @@ if(attn_bench_sources)
         USES_TERMINAL
         COMMENT "Timing libattn")
 endif()
+
+# attn_compare: builds of the library against each other; it loads them itself.
+set(attn_compare_source "${PROJECT_SOURCE_DIR}/bench/compare/attn_compare.c")
+if(EXISTS "${attn_compare_source}")
+    add_executable(attn_compare "${attn_compare_source}")
+    attn_own_target(attn_compare)
+    target_include_directories(attn_compare PRIVATE
+        "${PROJECT_SOURCE_DIR}/include")
+    target_link_libraries(attn_compare PRIVATE ${CMAKE_DL_LIBS})
+endif()
