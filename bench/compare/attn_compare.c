@@ -19,6 +19,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef RTLD_DEEPBIND /* all libraries then share the first one's BLAS */
+#define RTLD_DEEPBIND 0
+#endif
+
 typedef attn_status (*sdpa_f32_fn)(int64_t, int64_t, int64_t, int64_t, int64_t,
                                    int64_t, const float *, const float *,
                                    const float *, float *, int32_t);
