@@ -285,13 +285,17 @@ attn__blas_guard attn__blas_enter(void)
 
     if (p->has_small_kernels || !has_local_setting(p))
         return guard;
-    guard.is_set = true;
     if (p->mkl_set_num_threads_local) {
         guard.before = p->mkl_set_num_threads_local(1);
-    } else {
-        guard.before = p->get_setting();
-        p->set_setting(p->one_thread);
+        guard.is_set = true;
+        return guard;
     }
+    guard.before = p->get_setting();
+    /* The first setting of a thread takes memory, without which libgomp ends
+     * the process. */
+    guard.is_set = guard.before != p->one_thread;
+    if (guard.is_set)
+        p->set_setting(p->one_thread);
     return guard;
 }
 
