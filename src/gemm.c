@@ -151,11 +151,6 @@ static void detect_openblas(void *library, get_text_fn get_config)
     if (openblas_at_least(config, 0, 3, 18))
         for (size_t i = 0; i < sizeof small / sizeof small[0]; i++)
             p->has_small_kernels |= strcmp(core, small[i]) == 0;
-    if (p->parallel == 2) {
-        LOOK_UP(library, "omp_get_max_threads", p->get_setting);
-        LOOK_UP(library, "omp_set_num_threads", p->set_setting);
-        p->one_thread = 1;
-    }
     (void)snprintf(p->name, sizeof p->name, "OpenBLAS %.*s, %s, core %s",
                    (int)strcspn(config + strlen("OpenBLAS "), " "),
                    config + strlen("OpenBLAS "), threading[p->parallel], core);
@@ -241,8 +236,12 @@ static bool runs_one_thread(const struct provider *p)
         return true;
     if (!p->is_openblas)
         return false;
-    return p->parallel == 0 || (p->parallel == 1 && p->get_num_threads &&
-                                p->get_num_threads() == 1);
+    /* This number is the process's. OpenMP has one for the calling thread too,
+     * but the first setting of a thread takes memory, without which libgomp
+     * ends the process: with both kinds of threads the size of a product is
+     * what keeps it serial. */
+    return p->parallel == 0 ||
+           (p->get_num_threads && p->get_num_threads() == 1);
 }
 
 attn__blas attn__blas_policy(void)
@@ -291,8 +290,6 @@ attn__blas_guard attn__blas_enter(void)
         return guard;
     }
     guard.before = p->get_setting();
-    /* The first setting of a thread takes memory, without which libgomp ends
-     * the process. */
     guard.is_set = guard.before != p->one_thread;
     if (guard.is_set)
         p->set_setting(p->one_thread);

@@ -103,17 +103,17 @@ static attn_context *make_context(int32_t num_threads)
 #if !KIT_SANITIZED
 static bool blas_ends_process;
 
-/* BLIS, and the OpenMP library under a BLAS, end the process where they get no
+/* BLIS, and the OpenMP library under it, end the process where they get no
  * memory. That is theirs, so what they ask for is given. */
 static bool caller_must_fail(const void *caller)
 {
     Dl_info info;
     if (!atomic_load(&armed))
         return false;
-    if (dladdr(caller, &info) != 0 &&
-        (strstr(info.dli_fname, "libgomp") ||
-         (blas_ends_process && (strstr(info.dli_fname, "libblas") ||
-                                strstr(info.dli_fname, "libblis")))))
+    if (blas_ends_process && dladdr(caller, &info) != 0 &&
+        (strstr(info.dli_fname, "libblas") ||
+         strstr(info.dli_fname, "libblis") ||
+         strstr(info.dli_fname, "libgomp")))
         return false;
     return must_fail();
 }
