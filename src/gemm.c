@@ -9,7 +9,8 @@
  *   threads    No product may start threads of the BLAS: under ours they fight
  *              for the cores (23 to 54 GFLOP/s measured on 2 threads instead of
  *              200). OpenBLAS built on pthreads has no setting for one thread
- *              only, so there the size of a product is what keeps it serial:
+ *              only, and that of OpenMP takes memory, so there the size of a
+ *              product is what keeps it serial:
  *              interface/gemm.c starts threads above 65536 * 4 multiply-adds.
  *   safety     Debian's serial OpenBLAS is built without locks and returns
  *              wrong numbers when two threads are in its general path.
@@ -236,12 +237,11 @@ static bool runs_one_thread(const struct provider *p)
         return true;
     if (!p->is_openblas)
         return false;
-    /* This number is the process's. OpenMP has one for the calling thread too,
-     * but the first setting of a thread takes memory, without which libgomp
-     * ends the process: with both kinds of threads the size of a product is
-     * what keeps it serial. */
-    return p->parallel == 0 ||
-           (p->get_num_threads && p->get_num_threads() == 1);
+    /* Under OpenMP the number of the thread that calls counts, and its first
+     * setting takes memory, without which libgomp ends the process: there the
+     * size of a product is always what keeps it serial. */
+    return p->parallel == 0 || (p->parallel == 1 && p->get_num_threads &&
+                                p->get_num_threads() == 1);
 }
 
 attn__blas attn__blas_policy(void)

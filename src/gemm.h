@@ -11,7 +11,7 @@ typedef enum attn__blas_class {
      * take a path without packing, buffers, locks or threads. */
     ATTN__BLAS_SMALL,
     /* May start threads of its own for products above 2^18 multiply-adds, and
-     * offers nothing to stop it for the calling thread only. */
+     * is stopped by nothing else for the calling thread only. */
     ATTN__BLAS_LIMITED,
     /* One thread a call, whatever the size. */
     ATTN__BLAS_FREE,
