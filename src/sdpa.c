@@ -67,14 +67,13 @@
  * and MAX_PARTIALS; up to this width they are numbers. */
 #define MAX_WIDTH (INT64_MAX / (MAX_PARTIALS * ATTN__MAX_KEYS))
 
-/* Lanes are padded to the widest vector. */
+/* Rows, and sizes of arrays over lanes, are padded to the widest vector. */
 static int64_t lane_step(attn_dtype dtype)
 {
     return dtype == ATTN_F32 ? ATTN__LANES_F32 : ATTN__LANES_F64;
 }
 
-/* Those of a block's queries to the widest of this processor, 32 bytes at
- * least. */
+/* The queries of a block are padded to this processor's, 32 bytes at least. */
 static int64_t query_step(attn_dtype dtype)
 {
     return lane_step(dtype) / (attn__cpu_level() == ATTN__LEVEL_AVX512 ? 1 : 2);

@@ -6,13 +6,13 @@
  *
  * so that a vector register holds the same key for neighbouring queries, and
  * maxima, sums and corrections are whole vectors: no horizontal reductions.
- * Lane counts are padded to ATTN__LANES(type); ld and all arrays over lanes are
- * at least that long and ATTN__ALIGNMENT-aligned.
+ * Lane counts are padded to whole vectors; ld and all arrays over lanes are at
+ * least that long.
  */
 #ifndef ATTN_KERNELS_H
 #define ATTN_KERNELS_H
 
-/* Lanes come in multiples of this: the widest vector, 64 bytes. */
+/* Lanes of the widest vector, 64 bytes. */
 #define ATTN__LANES_F32 16
 #define ATTN__LANES_F64 8
 
