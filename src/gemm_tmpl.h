@@ -24,6 +24,9 @@ static void XI(gemm_call)(const attn__blas *blas, bool a_transposed, int64_t m,
         (void)XI(zero)(m, n, c, ldc);
         beta = 1;
     }
+    /* Kernels that pack take their buffers under a lock. */
+    if (blas->kind != ATTN__BLAS_SMALL)
+        attn__unforkable_begin();
     if (blas->exclusive)
         attn__process_lock();
     CBLAS_GEMM(CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans,
@@ -31,6 +34,8 @@ static void XI(gemm_call)(const attn__blas *blas, bool a_transposed, int64_t m,
                (int)ldb, beta ? K(1.0) : K(0.0), c, (int)ldc);
     if (blas->exclusive)
         attn__process_unlock();
+    if (blas->kind != ATTN__BLAS_SMALL)
+        attn__unforkable_end();
 }
 
 /* A piece of size such that `pieces` of them cover n, in steps of 4. */

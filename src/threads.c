@@ -74,6 +74,26 @@ static pthread_mutex_t once_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t revival_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t process_lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* Calls that must not be cut in two by a fork, of all threads and of this one;
+ * how many forks wait for them. */
+static atomic_uint unforkable;
+static _Thread_local unsigned own_unforkable;
+static atomic_uint forking;
+
+/* Waits for those of other threads. Its own, where a signal handler forks in
+ * the middle of one, it would wait for for ever. */
+static void before_fork(void)
+{
+    atomic_fetch_add(&forking, 1);
+    while (atomic_load(&unforkable) > own_unforkable)
+        (void)sched_yield();
+}
+
+static void after_fork(void)
+{
+    atomic_fetch_sub(&forking, 1);
+}
+
 /* The child has one thread, so nobody holds a lock there: those that a thread
  * of the parent held when it forked would never be given back. */
 static void begin_child(void)
@@ -81,12 +101,14 @@ static void begin_child(void)
     (void)pthread_mutex_init(&once_lock, NULL);
     (void)pthread_mutex_init(&revival_lock, NULL);
     (void)pthread_mutex_init(&process_lock, NULL);
+    atomic_store(&unforkable, own_unforkable);
+    atomic_store(&forking, 0);
     atomic_fetch_add(&fork_count, 1);
 }
 
 static void register_fork_handler(void)
 {
-    (void)pthread_atfork(NULL, NULL, begin_child);
+    (void)pthread_atfork(before_fork, after_fork, begin_child);
 }
 
 static void watch_forks(void)
@@ -415,4 +437,22 @@ void attn__process_lock(void)
 void attn__process_unlock(void)
 {
     pthread_mutex_unlock(&process_lock);
+}
+
+void attn__unforkable_begin(void)
+{
+    /* Either this thread sees the fork, or the fork sees this thread. */
+    own_unforkable++;
+    atomic_fetch_add(&unforkable, 1);
+    while (own_unforkable == 1 && atomic_load(&forking) > 0) {
+        atomic_fetch_sub(&unforkable, 1);
+        (void)sched_yield();
+        atomic_fetch_add(&unforkable, 1);
+    }
+}
+
+void attn__unforkable_end(void)
+{
+    atomic_fetch_sub(&unforkable, 1);
+    own_unforkable--;
 }

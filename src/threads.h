@@ -47,4 +47,9 @@ void attn__run_once(atomic_int *done, void (*fn)(void));
 void attn__process_lock(void);
 void attn__process_unlock(void);
 
+/* Around a call that takes locks of another library: another thread's fork
+ * waits for its end, as in the child nobody would ever give them back. */
+void attn__unforkable_begin(void);
+void attn__unforkable_end(void);
+
 #endif
