@@ -3,9 +3,9 @@
  * around it, in float32 and float64, with matrix-matrix products in CBLAS.
  *
  * Link with -lattn. This header is the whole interface and its manual; what the
- * features are for is told in features.md, cache.md, rotary.md and merge.md,
- * which come with it. It is C89-clean, usable from C++98 on, and includes no
- * BLAS header.
+ * features are for is told in features.md, cache.md, rotary.md, merge.md and
+ * backward.md, which come with it. It is C89-clean, usable from C++98 on, and
+ * includes no BLAS header.
  *
  * 1. Letters, used in every comment below
  *
@@ -654,6 +654,103 @@ ATTN_API attn_status attn_sdpa_f64(int64_t batch, int64_t heads,
                                    const double *q, const double *k,
                                    const double *v, double *out,
                                    int32_t causal_align);
+
+/* -------------------------------------------- Gradients of attention -- */
+
+/* Gradients that are added to what their memory holds, instead of set. */
+#define ATTN_SDPA_ADD_D_Q 1
+#define ATTN_SDPA_ADD_D_K 2
+#define ATTN_SDPA_ADD_D_V 4
+#define ATTN_SDPA_ADD_D_MASKS 8 /* of each mask */
+#define ATTN_SDPA_ADD_D_ALIBI 16
+#define ATTN_SDPA_ADD_D_SINKS 32
+#define ATTN_SDPA_ADD_D_SCALE 64
+
+/* Of a loss that depends on out and, if d_lse is given, on lse. Every output is
+ * optional: NULL is not wanted, and not computed. All are of the type of q.
+ * What is summed goes by sizes of 1, never by strides of 0: k or v that the
+ * batch shares by a stride has gradients of the full size. */
+typedef struct attn_sdpa_gradients {
+    size_t struct_size;
+    int32_t flags;            /* ATTN_SDPA_ADD_* or-ed; 0: all are set */
+    int32_t reserved;         /* 0 */
+    const attn_tensor *d_lse; /* input, or NULL: d loss / d lse, as lse */
+    const attn_tensor *d_q;   /* as q */
+    const attn_tensor *d_k;   /* sizes as k */
+    const attn_tensor *d_v;   /* sizes as v */
+    /* params.num_masks pointers (not 0), each NULL or, of an ADD mask, with the
+     * sizes of its view: summed over where those are 1. NULL: none. */
+    const attn_tensor *const *d_masks;
+    const attn_tensor *d_alibi; /* sizes as params.alibi, which is there */
+    const attn_tensor *d_sinks; /* sizes as params.sinks, which is there */
+    const attn_tensor
+        *d_scale; /* (1,1,1,1): by the scale, also a default one */
+} attn_sdpa_gradients;
+
+#define ATTN_SDPA_GRADIENTS_INIT                                               \
+    {                                                                          \
+        sizeof(attn_sdpa_gradients), 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, \
+            NULL, NULL                                                         \
+    }
+ATTN_API void attn_sdpa_gradients_init(attn_sdpa_gradients *gradients);
+
+/*
+ * The gradients of attn_sdpa, from what it was given and what it gave: params,
+ * q, k and v are those of that call, out is its result and params->lse, which
+ * must be there, is read: it is what a loop that trains keeps of a call (not
+ * the weights, which are computed again). Any out and lse of the same formula
+ * do; also those over more keys than k and v have here, as where each machine
+ * has a part of them: then d_k and d_v are of that part, and the d_q of all
+ * parts add up. d_out (B,Hq,Tq,Dv) is d loss / d out. With w, u and z as in
+ * section 2 of the top comment:
+ *
+ *   delta(i) = sum over e of d_out(i,e) out(i,e)
+ *   dz(i,j)  = w(i,j) (d_out(i).v(j) - delta(i) + d_lse(i))
+ *   du(i,j)  = dz(i,j), or dz(i,j) (1 - (u(i,j)/c)^2) with a softcap c
+ *   d_q(i) = scale sum over j of du(i,j) k(j)
+ *   d_k(j) = scale sum over i and the heads of the group of du(i,j) q(i)
+ *   d_v(j) = sum over i and the heads of the group of w(i,j) d_out(i)
+ *   d_mask = dz summed over the sizes that are 1
+ *   d_alibi(h) = - sum over i, j of |p(i) - j| dz(i,j)
+ *   d_sinks(h) = sum over i of exp(sink(h) - lse(i)) (d_lse(i) - delta(i))
+ *   d_scale = sum over h, i, j of du(i,j) q(i).k(j)
+ *   (d_alibi, d_sinks: over b too, unless they are (B,Hq,1,1).)
+ *
+ * Where a key is not visible w is exactly 0, whatever q, k, v and d_out hold; a
+ * row that sees no key has d_q = 0 and gives nothing but d_lse to its sink.
+ * Rows of d_q at and beyond q_lens[b], of d_k and d_v below kv_starts[b] and at
+ * and beyond kv_lens[b] are 0 (or stay, where they are added to); rows outside
+ * a ragged batch's sequences are neither read nor written. A NaN in a visible
+ * input gives NaN where the formulas do. Exact gradients: they differ from
+ * those of the formulas by rounding only, and are the same for every number of
+ * threads, bit for bit.
+ *
+ * Of k and v of 16 bits the gradients are F32. Pages and rings are of caches,
+ * which no one trains: ATTN_ERR_UNSUPPORTED, as are optional outputs in params
+ * but lse, since the loss would not depend on them. No gradient may overlap
+ * anything else. Scratch memory is O(1) in Tq and Tk per thread. The four calls
+ * are to each other and return as those of attn_sdpa.
+ */
+ATTN_API attn_status attn_sdpa_backward(
+    const attn_context *context, const attn_sdpa_params *params,
+    const attn_tensor *q, const attn_tensor *k, const attn_tensor *v,
+    const attn_tensor *out, const attn_tensor *d_out,
+    const attn_sdpa_gradients *gradients);
+ATTN_API attn_status attn_sdpa_backward_check(
+    const attn_context *context, const attn_sdpa_params *params,
+    const attn_tensor *q, const attn_tensor *k, const attn_tensor *v,
+    const attn_tensor *out, const attn_tensor *d_out,
+    const attn_sdpa_gradients *gradients);
+ATTN_API attn_status attn_sdpa_backward_workspace(
+    const attn_context *context, const attn_sdpa_params *params,
+    const attn_tensor *q, const attn_tensor *k, const attn_tensor *v,
+    const attn_tensor *out, const attn_tensor *d_out,
+    const attn_sdpa_gradients *gradients, size_t *bytes, size_t *alignment);
+ATTN_API attn_status attn_sdpa_backward_work(
+    const attn_context *context, const attn_sdpa_params *params,
+    const attn_tensor *q, const attn_tensor *k, const attn_tensor *v,
+    const attn_tensor *out, const attn_tensor *d_out,
+    const attn_sdpa_gradients *gradients, void *work, size_t work_bytes);
 
 /* --------------------------------------------------- Key/value cache -- */
 

@@ -369,7 +369,7 @@ static attn_status prepare(attend_run *r, const attn_context *context,
     attn_tensor k, v;
     bool by_number = !make_view(c, r->batch, r->seqs, &a, &params, &k, &v);
     attn_status status = attn__sdpa_prepare(call_attend, context, &params, r->q,
-                                            &k, &v, r->out, p);
+                                            &k, &v, r->out, false, p);
 
     if (!status)
         status = attn__sdpa_check_overlaps(call_attend, p, &p->out, true);

@@ -43,15 +43,17 @@ attn__blas_guard attn__blas_enter(void);
 void attn__blas_leave(attn__blas_guard guard);
 
 /* The tile of scores for this BLAS: lanes (queries) by keys, the same for all
- * problems of a width. max_width = the larger of D and Dv. */
+ * problems of a width. max_width = the larger of D and Dv. The backward pass
+ * may like another one. */
 typedef struct attn__tile {
     int64_t lanes;
     int64_t keys;
 } attn__tile;
 attn__tile attn__tile_for(const attn__blas *blas, attn_dtype dtype,
-                          int64_t max_width);
+                          int64_t max_width, bool backward);
 /* The most keys a tile has for any width. */
-int64_t attn__tile_keys(const attn__blas *blas, attn_dtype dtype);
+int64_t attn__tile_keys(const attn__blas *blas, attn_dtype dtype,
+                        bool backward);
 /* The most elements a copy of a tile's K or V has, for any width up to this
  * one and at most `keys` keys. */
 int64_t attn__tile_copy_elements(const attn__blas *blas, attn_dtype dtype,

@@ -30,9 +30,11 @@
 
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL_BY_4 _Pragma("clang loop unroll_count(4)")
 #define ROLLED _Pragma("clang loop unroll(disable)")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL_BY_4 _Pragma("GCC unroll 4")
 #define ROLLED _Pragma("GCC unroll 1")
 #endif
 

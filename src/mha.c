@@ -445,9 +445,9 @@ static attn_status prepare(const char *call, const attn_context *context,
     if (!status)
         status = read_attention(call, &o, m);
     if (!status)
-        status =
-            attn__sdpa_prepare(call, context, &m->attention, &m->q.heads,
-                               &m->k.heads, &m->v.heads, &m->o.heads, &m->sdpa);
+        status = attn__sdpa_prepare(call, context, &m->attention, &m->q.heads,
+                                    &m->k.heads, &m->v.heads, &m->o.heads,
+                                    false, &m->sdpa);
     if (!status)
         status = attn__sdpa_check_overlaps(call, &m->sdpa, out, false);
     if (!status)

@@ -18,7 +18,6 @@
 #define R_EXP expf
 #define R_EXP2 exp2f
 #define R_LOG logf
-#define R_LOG2 log2f
 #define R_NEG_INF (-HUGE_VALF)
 #define R_NAN ((float)NAN)
 #define R_MAX FLT_MAX

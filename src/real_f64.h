@@ -11,7 +11,6 @@
 #define R_EXP exp
 #define R_EXP2 exp2
 #define R_LOG log
-#define R_LOG2 log2
 #define R_NEG_INF (-HUGE_VAL)
 #define R_NAN ((double)NAN)
 #define R_MAX DBL_MAX

@@ -7,7 +7,6 @@
 #undef R_EXP
 #undef R_EXP2
 #undef R_LOG
-#undef R_LOG2
 #undef R_NEG_INF
 #undef R_NAN
 #undef R_MAX

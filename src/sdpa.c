@@ -1,5 +1,5 @@
 /*
- * Scaled dot-product attention: the list of tasks, and the public calls.
+ * Scaled dot-product attention: the list of tasks.
  *
  * A task is a block of queries of one sequence and one key/value head: the G
  * heads of a group times some positions, one lane each (sdpa_tmpl.h computes
@@ -126,9 +126,9 @@ static int64_t band_of(const attn__visibility *v, const attn__sequence *s)
  * faster for being cut (T = 128: 0.99, 256: 0.97). With a map of blocks, about
  * as many queries as a block has.
  */
-static int64_t lanes_of(const attn__sdpa *p, const attn__sequence *s)
+static int64_t lanes_of(const attn__sdpa *p, const attn__sequence *s,
+                        int64_t group)
 {
-    const int64_t group = MAX(p->group, 1);
     int64_t band = band_of(&p->visibility, s), most = p->tile.lanes, lanes = 32;
 
     if (most <= 64)
@@ -147,7 +147,7 @@ static cut cut_sequence(const attn__sdpa *p, const attn__sequence *s)
     int64_t step = query_step(p->q.dtype);
     int64_t blocks, rest;
 
-    c.queries = MAX(lanes_of(p, s) / MAX(p->group, 1), 1);
+    c.queries = MAX(lanes_of(p, s, MAX(p->group, 1)) / MAX(p->group, 1), 1);
     c.head_blocks = attn__ceil_div(p->group, p->tile.lanes);
     c.heads = attn__ceil_div(p->group, MAX(c.head_blocks, 1));
     c.blocks = attn__ceil_div(s->q_len, c.queries) * c.head_blocks;
@@ -335,16 +335,148 @@ static const unsigned char *key_row(const key_rows *k, int64_t key,
     return k->first + k->pages[a] * k->page_bytes + rest * k->row;
 }
 
+/* ------------------------------------------------------------- Gradients -- */
+
+/* Of a sequence with fewer key/value heads than this, queries and keys are cut
+ * into parts, to make so many tasks, */
+#define BACKWARD_TASKS 16
+/* but no more of them than this, and none with fewer keys: each task packs the
+ * queries it has. */
+#define MAX_PARTS 8
+#define PART_KEYS 256
+
+/* Sums that a head makes. */
+enum { SUM_ALIBI, SUM_SINK, SUM_SCALE, HEAD_SUMS };
+
+/* A run of the backward pass. */
+typedef struct backward_run {
+    run r; /* first_task is that of the wave at hand */
+    const attn__backward *g;
+    void *workers; /* what workers need besides */
+    double *sums;  /* [batch * heads * HEAD_SUMS], if wanted */
+    int64_t wave;
+    int32_t mask; /* whose gradient is computed */
+} backward_run;
+
+static bool wants_head_sums(const attn__backward *g)
+{
+    return g->wants[ATTN__D_ALIBI] || g->wants[ATTN__D_SINKS] ||
+           g->wants[ATTN__D_SCALE];
+}
+
+/* Are there sums over tiles of dz? */
+static bool wants_sums(const attn__backward *g)
+{
+    for (int m = 0; m < ATTN_MAX_MASKS; m++)
+        if (g->wants[ATTN__D_MASKS + m])
+            return true;
+    return g->wants[ATTN__D_SCALE];
+}
+
+/* A block has queries of one head, all blocks about as many; `splits` are the
+ * parts of queries and keys. */
+static cut cut_backward(const attn__sdpa *p, const attn__sequence *s)
+{
+    int64_t lanes = lanes_of(p, s, 1);
+    int64_t blocks = MAX(attn__ceil_div(s->q_len, lanes), 1);
+    cut c = {.heads = 1, .head_blocks = p->group, .splits = 1};
+
+    c.queries = attn__round_up(attn__ceil_div(s->q_len, blocks),
+                               query_step(p->q.dtype));
+    c.queries = MAX(MIN(c.queries, lanes), 1);
+    blocks = attn__ceil_div(s->q_len, c.queries);
+    c.blocks = blocks * p->group;
+    if (p->kv_heads > 0 && p->kv_heads < BACKWARD_TASKS) {
+        int64_t parts = attn__ceil_div(BACKWARD_TASKS, p->kv_heads);
+        parts = MIN(MIN(parts, MAX_PARTS), blocks);
+        parts = MIN(parts, s->kv_len / PART_KEYS);
+        c.splits = MAX(parts, 1);
+    }
+    return c;
+}
+
+/* The part of a sequence's head that a task of the wave has: its blocks, by
+ * position, and its keys, whole tiles of them. */
+typedef struct backward_part {
+    task of;
+    int64_t first_block, end_block;
+    int64_t first_key, end_key;
+    bool is_last; /* no keys of the sequence follow */
+} backward_part;
+
+static backward_part find_part(const backward_run *r, int64_t index)
+{
+    const attn__sdpa *p = &r->g->p;
+    int64_t b = find_sequence(&r->r, index);
+    backward_part part = {{.split = 0}, 0, 0, 0, 0, false};
+    int64_t n, keys, queries, tiles, blocks;
+
+    part.of.s = attn__sdpa_sequence(p, b, &part.of.q_row, &part.of.kv_row);
+    part.of.c = r->r.cuts[b];
+    n = part.of.c.splits;
+    index -= r->r.first_task[b];
+    part.of.g = index / n;
+    keys = index % n;
+    queries = (keys + r->wave) % n;
+    blocks = part.of.c.blocks / p->group;
+    part.first_block = blocks * queries / n;
+    part.end_block = blocks * (queries + 1) / n;
+    tiles = attn__ceil_div(part.of.s.kv_len, p->tile.keys);
+    part.first_key = tiles * keys / n * p->tile.keys;
+    part.end_key = MIN(tiles * (keys + 1) / n * p->tile.keys, part.of.s.kv_len);
+    part.is_last = keys == n - 1;
+    return part;
+}
+
+/* The numbers of a mask's gradient that a task has, and what is summed into
+ * them: batches, heads, queries and keys. */
+typedef struct mask_part {
+    int64_t first[4], end[4];
+    int64_t rows, keys; /* of the gradient */
+} mask_part;
+
+/* Parts of a mask's gradient along its queries (2) or keys (3). */
+static int64_t mask_parts(const backward_run *r, int axis)
+{
+    const attn__tile *tile = &r->g->p.tile;
+    int64_t n = r->g->gradient[ATTN__D_MASKS + r->mask].shape[axis];
+
+    return n == 1 ? 1 : attn__ceil_div(n, axis == 2 ? tile->lanes : tile->keys);
+}
+
+static mask_part find_mask_part(const backward_run *r, int64_t index)
+{
+    const attn__sdpa *p = &r->g->p;
+    const int64_t *shape = r->g->gradient[ATTN__D_MASKS + r->mask].shape;
+    const int64_t full[4] = {p->batch, p->heads, p->q_len, p->kv_len};
+    const int64_t sizes[4] = {1, 1, p->tile.lanes, p->tile.keys};
+    mask_part part;
+
+    for (int axis = 3; axis >= 0; axis--) {
+        int64_t n = axis < 2 ? shape[axis] : mask_parts(r, axis);
+        int64_t at = index % n * sizes[axis];
+        index /= n;
+        part.first[axis] = shape[axis] == 1 ? 0 : at;
+        part.end[axis] =
+            shape[axis] == 1 ? full[axis] : MIN(at + sizes[axis], shape[axis]);
+    }
+    part.rows = shape[2] == 1 ? 1 : part.end[2] - part.first[2];
+    part.keys = shape[3] == 1 ? 1 : part.end[3] - part.first[3];
+    return part;
+}
+
 #include "real_f32.h"
 #include "sdpa_tmpl.h"
 #include "sdpa_rows_tmpl.h"
 #include "sdpa_tiles_tmpl.h"
 #include "sdpa_tasks_tmpl.h"
+#include "sdpa_backward_tmpl.h"
 #include "real_f64.h"
 #include "sdpa_tmpl.h"
 #include "sdpa_rows_tmpl.h"
 #include "sdpa_tiles_tmpl.h"
 #include "sdpa_tasks_tmpl.h"
+#include "sdpa_backward_tmpl.h"
 
 /* Writes one number, 0 or -inf, to the rows [first, rows) of a tensor. */
 static void fill_rows(const attn_tensor *t, int64_t b, int64_t first,
@@ -524,181 +656,147 @@ void attn__sdpa_run(const attn__executor *executor, const attn__sdpa *p,
     run_all(executor, &r, p->q.dtype == ATTN_F32 ? &passes_f32 : &passes_f64);
 }
 
-/* ---------------------------------------------------------------- Public -- */
+/* -------------------------------------------------------------- Backward -- */
 
-attn_status attn__fail_bytes(const char *call)
+static void *cut_backward_workers(const attn__backward *g, attn__bump *bump)
 {
-    return attn__fail(ATTN_ERR_SIZE,
-                      "%s: the scratch memory for these sizes cannot be "
-                      "addressed",
-                      call);
+    return g->p.q.dtype == ATTN_F32 ? attn__cut_backward_workers_f32(g, bump)
+                                    : attn__cut_backward_workers_f64(g, bump);
 }
 
-/* The whole check, and how much scratch memory it takes. */
-static attn_status prepare(const char *call, const attn_context *context,
-                           const attn_sdpa_params *params, const attn_tensor *q,
-                           const attn_tensor *k, const attn_tensor *v,
-                           const attn_tensor *out, attn__sdpa *p, size_t *bytes)
+/* Cuts (or, with base NULL, measures) the scratch memory. */
+static backward_run cut_backward_run(const attn__backward *g, attn__bump *bump)
 {
-    attn_status status =
-        attn__sdpa_prepare(call, context, params, q, k, v, out, p);
+    const attn__sdpa *p = &g->p;
+    backward_run r = {.r = {.p = p}, .g = g};
 
-    if (!status)
-        status = attn__sdpa_check_overlaps(call, p, &p->out, true);
-    if (status)
-        return status;
-    *bytes = attn__sdpa_bytes(p);
-    return *bytes == SIZE_MAX ? attn__fail_bytes(call) : ATTN_OK;
+    r.r.first_task = attn__bump_take(bump, p->batch + 1, sizeof(int64_t));
+    r.r.cuts = attn__bump_take(bump, p->batch, sizeof(cut));
+    r.r.workers = cut_workers(p, bump);
+    r.workers = cut_backward_workers(g, bump);
+    if (wants_head_sums(g))
+        r.sums = attn__bump_take(bump, p->batch * p->heads,
+                                 HEAD_SUMS * sizeof(double));
+    return r;
 }
 
-attn_status attn_sdpa_check(const attn_context *context,
-                            const attn_sdpa_params *params,
-                            const attn_tensor *q, const attn_tensor *k,
-                            const attn_tensor *v, const attn_tensor *out)
+/* Is there nothing to write? Sizes may then be huge beside a 0. */
+static bool is_no_gradient(const attn__backward *g)
 {
-    attn__sdpa p;
-    size_t bytes;
-
-    return prepare("attn_sdpa_check", context, params, q, k, v, out, &p,
-                   &bytes);
+    for (int a = 0; a < ATTN__GRADIENTS; a++)
+        if (g->wants[a] && attn__count(&g->gradient[a]) > 0)
+            return false;
+    return true;
 }
 
-attn_status attn_sdpa_workspace(const attn_context *context,
-                                const attn_sdpa_params *params,
-                                const attn_tensor *q, const attn_tensor *k,
-                                const attn_tensor *v, const attn_tensor *out,
-                                size_t *bytes, size_t *alignment)
+/* Without heads or sequences nothing is computed: all sums are of nothing. */
+static bool is_empty(const attn__backward *g)
 {
-    static const char call[] = "attn_sdpa_workspace";
-    attn__sdpa p;
-    attn_status status;
-    size_t needed;
-
-    if (!bytes || !alignment)
-        return attn__fail(ATTN_ERR_NULL, "%s: %s is NULL", call,
-                          bytes ? "alignment" : "bytes");
-    status = prepare(call, context, params, q, k, v, out, &p, &needed);
-    if (status)
-        return status;
-    *bytes = needed;
-    *alignment = ATTN__ALIGNMENT;
-    return ATTN_OK;
+    return g->p.heads == 0 || g->p.batch == 0;
 }
 
-attn_status attn_sdpa_work(const attn_context *context,
-                           const attn_sdpa_params *params, const attn_tensor *q,
-                           const attn_tensor *k, const attn_tensor *v,
-                           const attn_tensor *out, void *work,
-                           size_t work_bytes)
+size_t attn__backward_bytes(const attn__backward *g)
 {
-    static const char call[] = "attn_sdpa_work";
-    attn__sdpa p;
-    size_t needed;
-    attn_status status =
-        prepare(call, context, params, q, k, v, out, &p, &needed);
+    attn__bump bump = {NULL, 0};
 
-    if (!status)
-        status = attn__check_work(call, &p, &p.out, work, work_bytes, needed);
-    if (status)
-        return status;
-    attn__sdpa_run(&attn__context(context)->executor, &p, work);
-    return ATTN_OK;
+    if (is_no_gradient(g) || is_empty(g))
+        return ATTN__ALIGNMENT;
+    if (g->p.width > MAX_WIDTH || g->p.v_width > MAX_WIDTH)
+        return SIZE_MAX;
+    (void)cut_backward_run(g, &bump);
+    return bump.bytes;
 }
 
-/* The allocating call, under the name the caller knows it by. */
-static attn_status sdpa(const char *call, const attn_context *context,
-                        const attn_sdpa_params *params, const attn_tensor *q,
-                        const attn_tensor *k, const attn_tensor *v,
-                        const attn_tensor *out)
+/* Zeros in the rows that sequences have, where nothing is added. */
+static void clear_gradients(const attn__backward *g)
 {
-    attn__sdpa p;
-    void *work;
-    size_t bytes;
-    attn_status status =
-        prepare(call, context, params, q, k, v, out, &p, &bytes);
+    const attn__sdpa *p = &g->p;
 
-    if (status)
-        return status;
-    context = attn__context(context);
-    work = attn__scratch_take(context, bytes);
-    if (!work)
-        return attn__fail(ATTN_ERR_NOMEM,
-                          "%s: no memory for %zu bytes of scratch", call,
-                          bytes);
-    attn__sdpa_run(&context->executor, &p, work);
-    attn__scratch_give(context, work);
-    return ATTN_OK;
-}
-
-attn_status attn_sdpa(const attn_context *context,
-                      const attn_sdpa_params *params, const attn_tensor *q,
-                      const attn_tensor *k, const attn_tensor *v,
-                      const attn_tensor *out)
-{
-    return sdpa("attn_sdpa", context, params, q, k, v, out);
-}
-
-/* The flat calls: contiguous arrays. */
-static attn_status flat(const char *call, attn_dtype dtype,
-                        const int64_t sizes[6], const void *q, const void *k,
-                        const void *v, void *out, int32_t causal_align)
-{
-    static const char *const names[] = {"batch", "heads",  "kv_heads",
-                                        "q_len", "kv_len", "width"};
-    attn_sdpa_params params = ATTN_SDPA_PARAMS_INIT;
-    static const char *const arrays[] = {"q", "k", "v", "out"};
-    const void *inputs[] = {q, k, v};
-    attn_tensor tensors[4];
-
-    for (int a = 0; a < 6; a++)
-        if (sizes[a] < 0)
-            return attn__fail(ATTN_ERR_SIZE,
-                              "%s: %s is %lld; sizes must not be negative",
-                              call, names[a], (long long)sizes[a]);
-    for (int a = 0; a < 4; a++) {
-        bool of_keys = a == 1 || a == 2;
-        attn_status status = attn_view_bhtd(
-            &tensors[a], dtype, a == 3 ? out : inputs[a], sizes[0],
-            sizes[of_keys ? 2 : 1], sizes[of_keys ? 4 : 3], sizes[5]);
-        if (status == ATTN_ERR_NULL)
-            return attn__fail(status, "%s: %s is NULL", call, arrays[a]);
-        if (status)
-            return attn__fail(status,
-                              "%s: the sizes of %s multiply to more than "
-                              "2^63-1 elements",
-                              call, arrays[a]);
+    for (int a = 0; a < ATTN__GRADIENTS; a++) {
+        const attn_tensor *t = &g->gradient[a];
+        const int64_t *cu = a == ATTN__D_Q                     ? p->cu_q
+                            : a == ATTN__D_K || a == ATTN__D_V ? p->cu_k
+                                                               : NULL;
+        if (!g->wants[a] || g->adds[a] || attn__count(t) == 0)
+            continue;
+        for (int64_t b = 0; b < t->shape[0]; b++)
+            fill_rows(t, b, cu ? cu[0] : 0, cu ? cu[p->batch] : t->shape[2],
+                      false);
     }
-    if (causal_align != 0 && causal_align != ATTN_ALIGN_TOP_LEFT &&
-        causal_align != ATTN_ALIGN_BOTTOM_RIGHT)
-        return attn__fail(ATTN_ERR_VALUE,
-                          "%s: causal_align is %d; it must be 0 (not causal), "
-                          "ATTN_ALIGN_TOP_LEFT (1) or ATTN_ALIGN_BOTTOM_RIGHT "
-                          "(2)",
-                          call, (int)causal_align);
-    params.causal = causal_align != 0;
-    params.align = causal_align;
-    return sdpa(call, NULL, &params, &tensors[0], &tensors[1], &tensors[2],
-                &tensors[3]);
 }
 
-attn_status attn_sdpa_f32(int64_t batch, int64_t heads, int64_t kv_heads,
-                          int64_t q_len, int64_t kv_len, int64_t width,
-                          const float *q, const float *k, const float *v,
-                          float *out, int32_t causal_align)
+/* The tasks of a wave, counted; returns how many. */
+static int64_t count_wave(backward_run *r)
 {
-    return flat(
-        "attn_sdpa_f32", ATTN_F32,
-        (const int64_t[6]){batch, heads, kv_heads, q_len, kv_len, width}, q, k,
-        v, out, causal_align);
+    const attn__sdpa *p = &r->g->p;
+    int64_t *first = r->r.first_task;
+
+    first[0] = 0;
+    for (int64_t b = 0; b < p->batch; b++) {
+        int64_t n = r->r.cuts[b].splits;
+        first[b + 1] = first[b] + (r->wave < n ? p->kv_heads * n : 0);
+    }
+    return first[p->batch];
 }
 
-attn_status attn_sdpa_f64(int64_t batch, int64_t heads, int64_t kv_heads,
-                          int64_t q_len, int64_t kv_len, int64_t width,
-                          const double *q, const double *k, const double *v,
-                          double *out, int32_t causal_align)
+/* The bodies of the passes over a type. */
+typedef struct backward_passes {
+    attn__body_fn compute, heads, mask;
+    void (*put_head_sums)(const backward_run *);
+} backward_passes;
+
+static const backward_passes backward_f32 = {
+    attn__backward_task_f32, attn__head_task_f32, attn__mask_task_f32,
+    attn__put_head_sums_f32};
+static const backward_passes backward_f64 = {
+    attn__backward_task_f64, attn__head_task_f64, attn__mask_task_f64,
+    attn__put_head_sums_f64};
+
+static void run_backward(const attn__executor *executor, backward_run *r,
+                         const backward_passes *f)
 {
-    return flat(
-        "attn_sdpa_f64", ATTN_F64,
-        (const int64_t[6]){batch, heads, kv_heads, q_len, kv_len, width}, q, k,
-        v, out, causal_align);
+    const attn__backward *g = r->g;
+    attn__executor e = *executor;
+    int64_t tasks;
+
+    e.num_threads = g->p.threads;
+    if (g->wants[ATTN__D_Q] || g->wants[ATTN__D_K] || g->wants[ATTN__D_V])
+        while ((tasks = count_wave(r)) > 0) {
+            attn__parallel_for(&e, tasks, f->compute, r);
+            r->wave++;
+        }
+    if (wants_head_sums(g)) {
+        attn__parallel_for(&e, g->p.batch * g->p.heads, f->heads, r);
+        f->put_head_sums(r);
+    }
+    for (r->mask = 0; r->mask < ATTN_MAX_MASKS; r->mask++) {
+        const attn_tensor *t = &g->gradient[ATTN__D_MASKS + r->mask];
+        if (g->wants[ATTN__D_MASKS + r->mask] && attn__count(t) > 0)
+            attn__parallel_for(&e,
+                               t->shape[0] * t->shape[1] * mask_parts(r, 2) *
+                                   mask_parts(r, 3),
+                               f->mask, r);
+    }
+}
+
+void attn__backward_run(const attn__executor *executor, const attn__backward *g,
+                        void *work)
+{
+    attn__bump bump = {work, 0};
+    backward_run r;
+
+    if (is_no_gradient(g))
+        return;
+    if (is_empty(g)) {
+        clear_gradients(g);
+        return;
+    }
+    r = cut_backward_run(g, &bump);
+    for (int64_t b = 0; b < g->p.batch; b++) {
+        int64_t q_row, kv_row;
+        attn__sequence s = attn__sdpa_sequence(&g->p, b, &q_row, &kv_row);
+        r.r.cuts[b] = cut_backward(&g->p, &s);
+    }
+    run_backward(executor, &r,
+                 g->p.q.dtype == ATTN_F32 ? &backward_f32 : &backward_f64);
 }

@@ -57,6 +57,7 @@ typedef struct attn__sdpa {
     const int64_t *kv_seqs;
     attn__blas blas;
     attn__tile tile;
+    int64_t most_keys; /* of a tile for any width */
     int32_t threads;
     /* The caller's, for the sentences about overlap. */
     const attn_mask *masks; /* visibility.num_masks of them */
@@ -82,11 +83,16 @@ static inline bool attn__wants_moments(const attn__sdpa *p)
            p->wants[ATTN__ENTROPY];
 }
 
+/* A copy, with strides that can be multiplied: those of a size of 1, and of a
+ * tensor without elements, have not been checked, and may be anything. */
+attn_tensor attn__usable(const attn_tensor *t);
+
+/* backward: out and lse are inputs. */
 attn_status attn__sdpa_prepare(const char *call, const attn_context *context,
                                const attn_sdpa_params *params,
                                const attn_tensor *q, const attn_tensor *k,
                                const attn_tensor *v, const attn_tensor *out,
-                               attn__sdpa *p);
+                               bool backward, attn__sdpa *p);
 
 /* A tensor of a call with its name. */
 typedef struct attn__output {
@@ -103,6 +109,11 @@ int attn__sdpa_outputs(const attn__sdpa *p, const attn_tensor *out,
 attn_status attn__sdpa_check_overlaps(const char *call, const attn__sdpa *p,
                                       const attn_tensor *out, bool with_inputs);
 
+/* One output against the masks and the arrays of the parameters. */
+attn_status attn__check_against_options(const char *call, const char *name,
+                                        const attn_tensor *t,
+                                        const attn__sdpa *p);
+
 /* Scratch memory of this problem and of all that are nowhere larger; SIZE_MAX
  * if that cannot be represented. */
 size_t attn__sdpa_bytes(const attn__sdpa *p);
@@ -113,6 +124,40 @@ attn_status attn__fail_bytes(const char *call);
 /* work: attn__sdpa_bytes(p), aligned. */
 void attn__sdpa_run(const attn__executor *executor, const attn__sdpa *p,
                     void *work);
+
+/* What the backward call may be asked for. */
+typedef enum attn__gradient {
+    ATTN__D_Q,
+    ATTN__D_K,
+    ATTN__D_V,
+    ATTN__D_ALIBI,
+    ATTN__D_SINKS,
+    ATTN__D_SCALE,
+    ATTN__D_MASKS, /* and one for each further mask */
+    ATTN__GRADIENTS = ATTN__D_MASKS + ATTN_MAX_MASKS
+} attn__gradient;
+
+/* A backward problem that has passed all checks: that of the forward call,
+ * whose out and extra[ATTN__LSE] are inputs here. */
+typedef struct attn__backward {
+    attn__sdpa p;
+    attn_tensor d_out, d_lse;
+    bool has_d_lse;
+    attn_tensor gradient[ATTN__GRADIENTS];
+    bool wants[ATTN__GRADIENTS], adds[ATTN__GRADIENTS];
+} attn__backward;
+
+attn_status
+attn__backward_prepare(const char *call, const attn_context *context,
+                       const attn_sdpa_params *params, const attn_tensor *q,
+                       const attn_tensor *k, const attn_tensor *v,
+                       const attn_tensor *out, const attn_tensor *d_out,
+                       const attn_sdpa_gradients *gradients, attn__backward *g);
+/* "gradients.d_q" and so on. */
+const char *attn__gradient_name(int a);
+size_t attn__backward_bytes(const attn__backward *g);
+void attn__backward_run(const attn__executor *executor, const attn__backward *g,
+                        void *work);
 
 /* Sequence b: its rules, and the rows where it starts in q and out, k and v. */
 attn__sequence attn__sdpa_sequence(const attn__sdpa *p, int64_t b,

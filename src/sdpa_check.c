@@ -21,9 +21,7 @@ void attn_sdpa_params_init(attn_sdpa_params *params)
 
 /* -------------------------------------------------------------- Tensors -- */
 
-/* A copy, with strides that can be multiplied: those of a size of 1, and of a
- * tensor without elements, have not been checked, and may be anything. */
-static attn_tensor usable(const attn_tensor *t)
+attn_tensor attn__usable(const attn_tensor *t)
 {
     attn_tensor copy = *t;
 
@@ -67,7 +65,7 @@ static attn_status check_types(const char *call, const attn_tensor *q,
 /* paged: k and v are pools of pages, whose batch is their number. */
 static attn_status check_fit(const char *call, const attn_tensor *q,
                              const attn_tensor *k, const attn_tensor *v,
-                             const attn_tensor *out, bool paged)
+                             const attn_tensor *out, bool paged, bool backward)
 {
     attn_status status;
 
@@ -107,7 +105,7 @@ static attn_status check_fit(const char *call, const attn_tensor *q,
                           call, q->shape[1], k->shape[1]);
     status = attn__check_shape(call, "out", out, "(B,Hq,Tq,Dv)", q->shape[0],
                                q->shape[1], q->shape[2], v->shape[3]);
-    return status ? status : attn__check_places(call, "out", out);
+    return status || backward ? status : attn__check_places(call, "out", out);
 }
 
 /* ----------------------------------------------------------- Parameters -- */
@@ -632,7 +630,7 @@ static const struct {
 };
 
 static attn_status check_extra(const char *call, int a, const attn_tensor *t,
-                               attn__sdpa *p)
+                               bool backward, attn__sdpa *p)
 {
     const int64_t shapes[][4] = {
         [BY_ROW] = {p->q.shape[0], p->heads, p->q.shape[2], 1},
@@ -646,17 +644,17 @@ static attn_status check_extra(const char *call, int a, const attn_tensor *t,
     if (!status)
         status = attn__check_shape(call, name, t, extras[a].meaning, shape[0],
                                    shape[1], shape[2], shape[3]);
-    if (!status)
+    if (!status && !backward)
         status = attn__check_places(call, name, t);
     if (status)
         return status;
-    p->extra[a] = usable(t);
+    p->extra[a] = attn__usable(t);
     p->wants[a] = true;
     return ATTN_OK;
 }
 
 static attn_status check_extras(const char *call, const attn_sdpa_params *o,
-                                attn__sdpa *p)
+                                bool backward, attn__sdpa *p)
 {
     attn_status status = ATTN_OK;
 
@@ -664,7 +662,7 @@ static attn_status check_extras(const char *call, const attn_sdpa_params *o,
         const attn_tensor *t;
         memcpy(&t, (const unsigned char *)o + extras[a].at, sizeof(void *));
         if (t)
-            status = check_extra(call, a, t, p);
+            status = check_extra(call, a, t, backward, p);
     }
     return status;
 }
@@ -688,10 +686,9 @@ static int64_t segment_rows(const attn__sdpa *p, const int64_t *cu,
     return cu ? t->shape[2] : p->batch * len;
 }
 
-/* One output against the masks and the arrays of the parameters. */
-static attn_status check_against_options(const char *call, const char *name,
-                                         const attn_tensor *t,
-                                         const attn__sdpa *p)
+attn_status attn__check_against_options(const char *call, const char *name,
+                                        const attn_tensor *t,
+                                        const attn__sdpa *p)
 {
     const int64_t q_rows = segment_rows(p, p->cu_q, &p->q, p->q_len);
     const int64_t kv_rows = segment_rows(p, p->cu_k, &p->k, p->kv_len);
@@ -751,8 +748,8 @@ attn_status attn__sdpa_check_overlaps(const char *call, const attn__sdpa *p,
                                          inputs[i].name, inputs[i].t,
                                          a == 0 && i == 0 && out_may_be_q);
         if (!status)
-            status =
-                check_against_options(call, outputs[a].name, outputs[a].t, p);
+            status = attn__check_against_options(call, outputs[a].name,
+                                                 outputs[a].t, p);
         for (int b = a + 1; b < n && !status; b++)
             status = attn__check_overlap(call, outputs[a].name, outputs[a].t,
                                          outputs[b].name, outputs[b].t, false);
@@ -766,7 +763,7 @@ attn_status attn__sdpa_prepare(const char *call, const attn_context *context,
                                const attn_sdpa_params *params,
                                const attn_tensor *q, const attn_tensor *k,
                                const attn_tensor *v, const attn_tensor *out,
-                               attn__sdpa *p)
+                               bool backward, attn__sdpa *p)
 {
     attn_sdpa_params o;
     attn_status status = check_types(call, q, k, v, out);
@@ -776,13 +773,13 @@ attn_status attn__sdpa_prepare(const char *call, const attn_context *context,
         status = attn__read_params(call, "params", &o, sizeof o, params,
                                    ATTN__SDPA_PARAMS_FIRST);
     if (!status)
-        status = check_fit(call, q, k, v, out, o.page_table != NULL);
+        status = check_fit(call, q, k, v, out, o.page_table != NULL, backward);
     if (status)
         return status;
-    p->q = usable(q);
-    p->k = usable(k);
-    p->v = usable(v);
-    p->out = usable(out);
+    p->q = attn__usable(q);
+    p->k = attn__usable(k);
+    p->v = attn__usable(v);
+    p->out = attn__usable(out);
     p->heads = q->shape[1];
     p->kv_heads = k->shape[1];
     p->group = p->kv_heads > 0 ? p->heads / p->kv_heads : 1;
@@ -790,13 +787,15 @@ attn_status attn__sdpa_prepare(const char *call, const attn_context *context,
     p->v_width = v->shape[3];
     status = read_params(call, &o, p);
     if (!status)
-        status = check_extras(call, &o, p);
+        status = check_extras(call, &o, backward, p);
     if (!status)
         status = attn__blas_check(call);
     if (status)
         return status;
     p->blas = attn__blas_policy();
-    p->tile = attn__tile_for(&p->blas, q->dtype, MAX(p->width, p->v_width));
+    p->tile =
+        attn__tile_for(&p->blas, q->dtype, MAX(p->width, p->v_width), backward);
+    p->most_keys = attn__tile_keys(&p->blas, q->dtype, backward);
     p->threads = 1;
     if (!p->blas.exclusive)
         p->threads = attn__threads_for(

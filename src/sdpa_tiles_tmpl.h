@@ -12,19 +12,28 @@ static int64_t XI(depth_of_product)(int64_t width)
     return attn__round_up(attn__ceil_div(MAX(width, 1), parts), 8);
 }
 
-static void XI(scores)(XI(block) * b, int64_t key, int64_t keys)
+/* s (keys x lanes) = rows packed, from rows of K or V and a packed tensor. */
+static void XI(product_of_rows)(const XI(block) * b, const R *rows, int64_t ld,
+                                int64_t keys, int64_t width, const R *packed,
+                                R *s)
 {
-    const attn__sdpa *p = b->p;
-    int64_t depth = XI(depth_of_product)(p->width), d = 0, ld;
-    const R *k =
-        XI(rows_for_gemm)(b, &b->k, p->width, key, keys, b->w.k_copy, &ld);
+    int64_t depth = XI(depth_of_product)(width), d = 0;
 
     do {
-        (void)XI(gemm)(
-            &p->blas, false, keys, b->padded, MIN(depth, p->width - d), k + d,
-            ld, b->w.qt + d * b->padded, b->padded, d > 0, b->w.s, b->padded);
+        (void)XI(gemm)(&b->p->blas, false, keys, b->padded,
+                       MIN(depth, width - d), rows + d, ld,
+                       packed + d * b->padded, b->padded, d > 0, s, b->padded);
         d += depth;
-    } while (d < p->width);
+    } while (d < width);
+}
+
+static void XI(scores)(XI(block) * b, int64_t key, int64_t keys)
+{
+    int64_t width = b->p->width, ld;
+    const R *k =
+        XI(rows_for_gemm)(b, &b->k, width, key, keys, b->w.k_copy, &ld);
+
+    (void)XI(product_of_rows)(b, k, ld, keys, width, b->w.qt, b->w.s);
 }
 
 /* The scores that the loop over rows has, in the layout of a tile: the weights

@@ -28,19 +28,30 @@
 /* A number for n elements, `stride` apart. */
 static void XI(fill_row)(R *row, int64_t n, int64_t stride, R x)
 {
+    if (stride == 1 && x == K(0.0) && n > 0) {
+        memset(row, 0, (size_t)n * sizeof(R));
+        return;
+    }
     for (int64_t e = 0; e < n; e++)
         row[e * stride] = x;
 }
 
-/* A number for the rows [first, rows) of all heads. */
+/* A number for the rows [first, rows) of a head. */
+static void XI(fill_head)(const attn_tensor *t, int64_t b, int64_t h,
+                          int64_t first, int64_t rows, R x)
+{
+    for (int64_t i = first; i < rows; i++)
+        (void)XI(fill_row)((R *)t->data + b * t->stride[0] + h * t->stride[1] +
+                               i * t->stride[2],
+                           t->shape[3], t->stride[3], x);
+}
+
+/* The same of all heads. */
 static void XI(fill_rows)(const attn_tensor *t, int64_t b, int64_t first,
                           int64_t rows, R x)
 {
     for (int64_t h = 0; h < t->shape[1]; h++)
-        for (int64_t i = first; i < rows; i++)
-            (void)XI(fill_row)((R *)t->data + b * t->stride[0] +
-                                   h * t->stride[1] + i * t->stride[2],
-                               t->shape[3], t->stride[3], x);
+        XI(fill_head)(t, b, h, first, rows, x);
 }
 
 /* -------------------------------------------------------------- Blocks -- */
@@ -74,8 +85,8 @@ typedef struct XI(worker) {
 static XI(worker) XI(cut_worker)(const attn__sdpa *p, attn__bump *bump)
 {
     int64_t lanes = most_lanes(p);
-    int64_t keys = MIN(attn__round_up(MIN(p->kv_len, ATTN__MAX_KEYS), 4),
-                       attn__tile_keys(&p->blas, R_DTYPE));
+    int64_t keys =
+        MIN(attn__round_up(MIN(p->kv_len, ATTN__MAX_KEYS), 4), p->most_keys);
     int64_t row_keys = MIN(p->kv_len, ROW_TILE);
     XI(worker) w;
 
@@ -211,14 +222,15 @@ static bool XI(has_rows)(const attn_tensor *t)
 static void XI(pack_rows)(XI(block) * b)
 {
     const attn__sdpa *p = b->p;
+    const attn__lanes *lanes = b->w.lanes;
     double scale = b->pack_scale;
     int64_t stride = p->q.stride[3];
     int64_t ld = attn__round_up(p->width, lane_step(R_DTYPE));
     int64_t half = XI(has_rows)(&p->k) ? b->kernels->paired[b->storage] / 2 : 0;
     int64_t whole = half > 0 ? p->width / (2 * half) * (2 * half) : 0;
 
-    for (int64_t l = 0; l < b->w.lanes->n; l++) {
-        const R *from = b->w.rows[l];
+    for (int64_t l = 0; l < lanes->n; l++) {
+        const R *from = XI(query_at)(&p->q, b, lanes->head[l], lanes->i[l]);
         R *to = b->w.q_rows + l * ld;
         for (int64_t d = 0; d < whole; d += 2 * half)
             for (int64_t i = 0; i < half; i++) {
@@ -231,30 +243,35 @@ static void XI(pack_rows)(XI(block) * b)
     }
 }
 
+/* scale times the rows of the lanes in a tensor along the queries, transposed:
+ * its width x lanes. */
+static void XI(pack_columns)(XI(block) * b, const attn_tensor *t, double scale,
+                             R *to)
+{
+    const attn__lanes *lanes = b->w.lanes;
+    int64_t width = t->shape[3], stride = t->stride[3];
+
+    for (int64_t l = 0; l < lanes->n; l++)
+        b->w.rows[l] = XI(query_at)(t, b, lanes->head[l], lanes->i[l]);
+    if (XI(has_rows)(t) && fabs(scale) <= (double)R_MAX) {
+        b->kernels->pack(b->w.rows, lanes->n, b->padded, width, (R)scale, to,
+                         b->padded);
+        return;
+    }
+    for (int64_t d = 0; d < width; d++)
+        for (int64_t l = 0; l < b->padded; l++)
+            to[d * b->padded + l] =
+                l < lanes->n ? XI(scaled)(b->w.rows[l][d * stride], scale)
+                             : K(0.0);
+}
+
 /* pack_scale Q: by rows or transposed. */
 static void XI(pack_queries)(XI(block) * b)
 {
-    const attn__sdpa *p = b->p;
-    const attn__lanes *lanes = b->w.lanes;
-    double scale = b->pack_scale;
-    int64_t stride = p->q.stride[3];
-
-    for (int64_t l = 0; l < lanes->n; l++)
-        b->w.rows[l] = XI(query_at)(&p->q, b, lanes->head[l], lanes->i[l]);
-    if (b->by_rows) {
+    if (b->by_rows)
         XI(pack_rows)(b);
-        return;
-    }
-    if ((stride == 1 || p->width <= 1) && fabs(scale) <= (double)R_MAX) {
-        b->kernels->pack(b->w.rows, lanes->n, b->padded, p->width, (R)scale,
-                         b->w.qt, b->padded);
-        return;
-    }
-    for (int64_t d = 0; d < p->width; d++)
-        for (int64_t l = 0; l < b->padded; l++)
-            b->w.qt[d * b->padded + l] =
-                l < lanes->n ? XI(scaled)(b->w.rows[l][d * stride], scale)
-                             : K(0.0);
+    else
+        XI(pack_columns)(b, &b->p->q, b->pack_scale, b->w.qt);
 }
 
 /*
@@ -591,18 +608,20 @@ static void XI(reset)(XI(block) * b)
 
 /* --------------------------------------------------------------- Results -- */
 
-/* LSE from the maximum and the sum, as the scores are. */
-static R XI(lse_of)(const XI(block) * b, int64_t l)
+/* LSE from the maximum and the sum, as the scores are. In double for both
+ * types: it is rounded once then, and so is every weight that the backward pass
+ * makes of it. */
+static double XI(lse_of)(const XI(block) * b, int64_t l)
 {
-    const R ln_2 = K(0.69314718055994530942);
+    double m = (double)b->w.m[l];
 
     if (!b->w.seen[l])
-        return R_NEG_INF;
+        return -HUGE_VAL;
     if (b->w.l[l] == K(0.0))
-        return R_NAN; /* all visible scores are -inf: 0/0, as in the formula */
-    if (b->unit > K(0.0))
-        return (b->w.m[l] * b->unit + R_LOG2(b->w.l[l])) * ln_2;
-    return b->w.m[l] + R_LOG(b->w.l[l]);
+        return (double)
+            NAN; /* all visible scores are -inf: 0/0, as in the formula */
+    return log((double)b->w.l[l]) +
+           (b->unit > K(0.0) ? m * (double)b->unit / LOG2_E : m);
 }
 
 /*
@@ -614,13 +633,11 @@ static void XI(add_sink)(const XI(block) * b, int64_t l, R *lse)
 {
     double sink =
         (double)XI(per_head)(&b->p->sinks, b->t->s.b, b->w.lanes->head[l]);
-    double before = -HUGE_VAL, above, m;
+    double before = XI(lse_of)(b, l), above;
 
-    if (b->w.seen[l]) {
-        m = (double)b->w.m[l];
-        before = log((double)b->w.l[l]) +
-                 (b->unit > K(0.0) ? m * (double)b->unit / LOG2_E : m);
-    }
+    /* All that is visible is -inf: beside the sink that is nothing. */
+    if (b->w.seen[l] && b->w.l[l] == K(0.0))
+        before = -HUGE_VAL;
     /* A sink that is not there; or a row without a key, whose LSE it is. */
     if (sink == -HUGE_VAL)
         return;
@@ -681,7 +698,7 @@ static void XI(write_block)(const run *r, XI(block) * b)
     for (int64_t l = 0; l < b->padded; l++)
         b->w.factor[l] = b->w.seen[l] ? K(1.0) / b->w.l[l] : K(0.0);
     for (int64_t l = 0; l < lanes->n; l++) {
-        R lse = p->wants[ATTN__LSE] ? XI(lse_of)(b, l) : K(0.0);
+        R lse = p->wants[ATTN__LSE] ? (R)XI(lse_of)(b, l) : K(0.0);
         b->w.out_rows[l] =
             XI(query_at)(&p->out, b, lanes->head[l], lanes->i[l]);
         if (p->sinks.data)

@@ -37,6 +37,13 @@ PIN(ATTN_WEIGHT_IN_OUT, 2);
 PIN(ATTN_SDPA_SCALE, 1);
 PIN(ATTN_SDPA_WINDOW, 2);
 PIN(ATTN_SDPA_BLAS_ONLY, 4);
+PIN(ATTN_SDPA_ADD_D_Q, 1);
+PIN(ATTN_SDPA_ADD_D_K, 2);
+PIN(ATTN_SDPA_ADD_D_V, 4);
+PIN(ATTN_SDPA_ADD_D_MASKS, 8);
+PIN(ATTN_SDPA_ADD_D_ALIBI, 16);
+PIN(ATTN_SDPA_ADD_D_SINKS, 32);
+PIN(ATTN_SDPA_ADD_D_SCALE, 64);
 PIN(ATTN_ALIGN_TOP_LEFT, 1);
 PIN(ATTN_ALIGN_BOTTOM_RIGHT, 2);
 PIN(ATTN_ALIGN_OFFSET, 3);
@@ -119,6 +126,19 @@ AT(attn_sdpa_params, max_weight, 296);
 AT(attn_sdpa_params, effective_keys, 304);
 AT(attn_sdpa_params, entropy, 312);
 
+_Static_assert(sizeof(attn_sdpa_gradients) == 80, "attn_sdpa_gradients");
+AT(attn_sdpa_gradients, struct_size, 0);
+AT(attn_sdpa_gradients, flags, 8);
+AT(attn_sdpa_gradients, reserved, 12);
+AT(attn_sdpa_gradients, d_lse, 16);
+AT(attn_sdpa_gradients, d_q, 24);
+AT(attn_sdpa_gradients, d_k, 32);
+AT(attn_sdpa_gradients, d_v, 40);
+AT(attn_sdpa_gradients, d_masks, 48);
+AT(attn_sdpa_gradients, d_alibi, 56);
+AT(attn_sdpa_gradients, d_sinks, 64);
+AT(attn_sdpa_gradients, d_scale, 72);
+
 _Static_assert(sizeof(attn_kv_cache_params) == 96, "attn_kv_cache_params");
 AT(attn_kv_cache_params, struct_size, 0);
 AT(attn_kv_cache_params, kind, 8);
@@ -183,6 +203,12 @@ static void test_sdpa_params_init__macro_and_call_agree(void **state)
     EXPECT_INIT(attn_sdpa_params, ATTN_SDPA_PARAMS_INIT);
 }
 
+static void test_sdpa_gradients_init__macro_and_call_agree(void **state)
+{
+    (void)state;
+    EXPECT_INIT(attn_sdpa_gradients, ATTN_SDPA_GRADIENTS_INIT);
+}
+
 static void test_kv_cache_params_init__macro_and_call_agree(void **state)
 {
     (void)state;
@@ -202,6 +228,7 @@ static void test_params_init__null_is_passed_over(void **state)
     (void)state;
     attn_context_params_init(NULL);
     attn_sdpa_params_init(NULL);
+    attn_sdpa_gradients_init(NULL);
     attn_kv_cache_params_init(NULL);
     attn_mha_params_init(NULL);
 }
@@ -234,6 +261,24 @@ static attn_status read_sdpa(void *params)
     assert_int_equal(check, status);
     /* out is a mean of rows of v, so it cannot be 0 after success. */
     assert_true((status == ATTN_OK) == (result[0] > 0.0F));
+    return status;
+}
+
+static attn_status read_gradients(void *gradients)
+{
+    static const float in[6] = {1, 2, 3, 4, 5, 6};
+    static float sums[2];
+    attn_tensor q;
+    attn_tensor lse;
+    attn_sdpa_params params = ATTN_SDPA_PARAMS_INIT;
+    attn_view_bhtd(&q, ATTN_F32, in, 1, 1, 2, 3);
+    attn_view_bhtd(&lse, ATTN_F32, sums, 1, 1, 2, 1);
+    params.lse = &lse;
+    const attn_status status =
+        attn_sdpa_backward(NULL, &params, &q, &q, &q, &q, &q, gradients);
+    const attn_status check =
+        attn_sdpa_backward_check(NULL, &params, &q, &q, &q, &q, &q, gradients);
+    assert_int_equal(check, status);
     return status;
 }
 
@@ -271,6 +316,7 @@ struct any_params {
         size_t struct_size;
         attn_context_params context;
         attn_sdpa_params sdpa;
+        attn_sdpa_gradients gradients;
         attn_mha_params mha;
         attn_kv_cache_params kv_cache;
         unsigned char bytes[sizeof(attn_sdpa_params) + EXTRA];
@@ -289,6 +335,12 @@ static void valid_sdpa(struct any_params *p)
 {
     memset(p, 0, sizeof *p);
     p->u.sdpa.struct_size = sizeof p->u.sdpa;
+}
+
+static void valid_gradients(struct any_params *p)
+{
+    memset(p, 0, sizeof *p);
+    p->u.gradients.struct_size = sizeof p->u.gradients;
 }
 
 static void valid_kv_cache(struct any_params *p)
@@ -324,6 +376,8 @@ static const struct params_case {
      sizeof(attn_context_params), valid_context, read_context},
     {"attn_sdpa_params", "attn_sdpa", offsetof(attn_sdpa_params, softcap),
      sizeof(attn_sdpa_params), valid_sdpa, read_sdpa},
+    {"attn_sdpa_gradients", "attn_sdpa_backward", sizeof(attn_sdpa_gradients),
+     sizeof(attn_sdpa_gradients), valid_gradients, read_gradients},
     {"attn_kv_cache_params", "attn_kv_cache_create",
      sizeof(attn_kv_cache_params), sizeof(attn_kv_cache_params), valid_kv_cache,
      read_kv_cache},
@@ -454,6 +508,7 @@ int main(void)
 #if UINTPTR_MAX == UINT64_MAX
         cmocka_unit_test(test_context_params_init__macro_and_call_agree),
         cmocka_unit_test(test_sdpa_params_init__macro_and_call_agree),
+        cmocka_unit_test(test_sdpa_gradients_init__macro_and_call_agree),
         cmocka_unit_test(test_kv_cache_params_init__macro_and_call_agree),
         cmocka_unit_test(test_mha_params_init__macro_and_call_agree),
 #endif

@@ -86,6 +86,15 @@ enum { ATTN__STORED_SAME, ATTN__STORED_F16, ATTN__STORED_BF16, ATTN__STORAGES };
         /* s[j][lane] = weight relative to m, with words as above. */          \
         void (*exp)(R * s, int64_t ld, int64_t keys, int64_t lanes,            \
                     const R *m, R unit, const uint64_t *words);                \
+        /* The gradients of a tile: s becomes the weights e^(z - L), L = m +   \
+         * low in the unit of the scores, and d, the products of gradients and \
+         * values, weights (d - delta): both exactly 0 where a bit of words is \
+         * 0, whatever they are. A weight beyond the type is inf. */           \
+        void (*gradient)(R * s, R *d, int64_t ld, int64_t keys, int64_t lanes, \
+                         const R *m, const R *low, R unit, const R *delta,     \
+                         const uint64_t *words);                               \
+        /* The sum of n products, in double. */                                \
+        double (*dot)(const R *x, const R *y, int64_t n);                      \
         /* s = out tanh(in s), n numbers, a multiple of the lanes; in and out  \
          * > 0, their product in the range of R. +-inf gives +-out, -0 stays,  \
          * and so does NaN. */                                                 \

@@ -633,6 +633,94 @@ TARGET static void N(exp)(R *s, int64_t ld, int64_t keys, int64_t lanes,
     }
 }
 
+/* Scores up to here have a weight that is a number, as they have below 0. */
+TARGET ALWAYS_INLINE V N(highest)(R unit)
+{
+    return -N(lowest)(unit);
+}
+
+/* One column of the gradients of a tile. words is a constant NULL or not. */
+TARGET ALWAYS_INLINE void N(gradient_column)(R *s, R *d, int64_t ld,
+                                             int64_t keys, V m, V low, R unit,
+                                             V delta, const uint64_t *words,
+                                             int first)
+{
+    const V high = N(highest)(unit);
+
+    UNROLL_BY_4
+    for (int64_t j = 0; j < keys; j++, s += ld, d += ld) {
+        V x = V_MIN(high, N(score)(s, words, j, first) - m - low);
+        V p = N(weight)(x, unit);
+        V z = p * (LOAD(d) - delta);
+        if (words) {
+            V hidden = V_KEEP((V){0}, words[j * ATTN__LANE_WORDS] >> first &
+                                          N(below)(VL));
+            VI visible = hidden == (V){0};
+            p = (V)((VI)p & visible);
+            z = (V)((VI)z & visible);
+        }
+        STORE(s, p);
+        STORE(d, z);
+    }
+}
+
+TARGET ALWAYS_INLINE void N(gradient_of)(R *s, R *d, int64_t ld, int64_t keys,
+                                         int64_t lanes, const R *m,
+                                         const R *low, R unit, const R *delta,
+                                         const uint64_t *words)
+{
+    for (int64_t c = 0; c < lanes; c += VL)
+        N(gradient_column)
+    (s + c, d + c, ld, keys, LOAD(m + c), LOAD(low + c), unit, LOAD(delta + c),
+     words ? words + c / 64 : NULL, (int)(c % 64));
+}
+
+TARGET static void N(gradient)(R *s, R *d, int64_t ld, int64_t keys,
+                               int64_t lanes, const R *m, const R *low, R unit,
+                               const R *delta, const uint64_t *words)
+{
+    if (unit > K(0.0)) {
+        if (words)
+            N(gradient_of)(s, d, ld, keys, lanes, m, low, unit, delta, words);
+        else
+            N(gradient_of)(s, d, ld, keys, lanes, m, low, unit, delta, NULL);
+    } else {
+        if (words)
+            N(gradient_of)(s, d, ld, keys, lanes, m, low, K(0.0), delta, words);
+        else
+            N(gradient_of)(s, d, ld, keys, lanes, m, low, K(0.0), delta, NULL);
+    }
+}
+
+/* Doubles, and as many numbers. */
+typedef double N(wide) __attribute__((vector_size(VECTOR_BYTES)));
+typedef R N(part) __attribute__((vector_size(VECTOR_BYTES / 8 * sizeof(R)),
+                                 may_alias, aligned(sizeof(R))));
+
+TARGET static double N(dot)(const R *x, const R *y, int64_t n)
+{
+    const int lanes = VECTOR_BYTES / (int)sizeof(double);
+    N(wide) sum[2] = {{0}, {0}};
+    double total = 0.0;
+    int64_t e = 0;
+
+    for (; e + 2 * lanes <= n; e += 2 * lanes) {
+        UNROLL
+        for (int i = 0; i < 2; i++) {
+            const N(part) *a = (const N(part) *)(x + e + i * lanes);
+            const N(part) *b = (const N(part) *)(y + e + i * lanes);
+            sum[i] += __builtin_convertvector(*a, N(wide)) *
+                      __builtin_convertvector(*b, N(wide));
+        }
+    }
+    for (; e < n; e++)
+        total += (double)x[e] * (double)y[e];
+    sum[0] += sum[1];
+    for (int i = 0; i < lanes; i++)
+        total += sum[0][i];
+    return total;
+}
+
 TARGET static void N(rescale)(R *o, int64_t ld, int64_t width, int64_t lanes,
                               const R *alpha)
 {
@@ -897,6 +985,8 @@ static const TABLE(SUFFIX) N(kernels) = {N(pack),
                                          N(transpose_bits),
                                          N(softmax),
                                          N(exp),
+                                         N(gradient),
+                                         N(dot),
                                          N(cap),
                                          N(alibi),
                                          N(alibi_row),
