@@ -108,13 +108,20 @@ endforeach()
 if(TARGET attn_bench)
     add_test(NAME attn.bench COMMAND attn_bench
         --quick --shape 2,4,2,33,33,16 --causal --compare)
-    set_tests_properties(attn.bench PROPERTIES LABELS bench TIMEOUT 900)
+    add_test(NAME attn.bench.backward COMMAND attn_bench
+        --quick --backward --shape 2,4,2,33,33,16 --causal --compare)
+    set_tests_properties(attn.bench attn.bench.backward PROPERTIES
+        LABELS bench TIMEOUT 900)
 endif()
 # A sanitizer refuses libraries that are loaded apart from each other.
 if(TARGET attn_compare AND TARGET attn_shared AND NOT ATTN_SANITIZE)
     add_test(NAME attn.compare COMMAND attn_compare --causal 1,2,1,5,7,8
         "$<TARGET_FILE:attn_shared>" "$<TARGET_FILE:attn_shared>")
-    set_tests_properties(attn.compare PROPERTIES LABELS bench TIMEOUT 900)
+    add_test(NAME attn.compare.backward COMMAND attn_compare --backward
+        --causal 1,2,1,5,7,8
+        "$<TARGET_FILE:attn_shared>" "$<TARGET_FILE:attn_shared>")
+    set_tests_properties(attn.compare attn.compare.backward PROPERTIES
+        LABELS bench TIMEOUT 900)
 endif()
 
 # attn_script_test(<name> <script> <arguments...>)

@@ -10,21 +10,12 @@
 
 #include "ref.h"
 
-/* Classes of values. */
-enum {
-    VALUES_NORMAL,
-    VALUES_LARGE, /* scores of hundreds: exp overflows unless max is taken */
-    VALUES_TINY,  /* products of q and k underflow in float */
-    VALUES_HIDDEN_POISON, /* NaN and inf at keys and rows that nothing sees */
-    VALUES_VISIBLE_POISON /* NaN and inf in places that may be seen */
-};
-
 static const char *const value_names[] = {"normal", "large", "tiny",
                                           "hidden poison", "visible poison"};
 
 /* Work of one call at most, in score elements times width: keeps the oracle,
- * which is slow, to some milliseconds. */
-enum { MAX_WORK = 400000 };
+ * which is slow, to some milliseconds, or a large call to some ten. */
+enum { MAX_WORK = 400000, MAX_LARGE_WORK = 2500000 };
 
 /* Options that are drawn by themselves or with anything else. */
 enum {
@@ -122,6 +113,22 @@ static void draw_special(rng *r, sizes *s, int64_t *group)
     }
 }
 
+/* Narrow, but several tiles of keys for several blocks of queries; or more of
+ * them, which may be cut into parts for threads. */
+static void draw_large(rng *r, sizes *s, int64_t *group)
+{
+    const int deep = rng_one_in(r, 2);
+    s->batch = 1;
+    s->kv_heads = rng_one_in(r, 4) && !deep ? 2 : 1;
+    *group = rng_one_in(r, 3) ? 2 : 1;
+    s->q_len = rng_int(r, 65, deep ? 140 : 300);
+    s->kv_len = deep               ? rng_int(r, 512, 900)
+                : rng_one_in(r, 3) ? s->q_len
+                                   : rng_int(r, 65, 400);
+    s->width = rng_int(r, 1, deep ? 3 : 6);
+    s->v_width = rng_one_in(r, 2) ? s->width : rng_int(r, 1, deep ? 3 : 6);
+}
+
 /* Whole pages of keys. */
 static int64_t whole(const sizes *s)
 {
@@ -134,9 +141,10 @@ static int64_t work_of(const sizes *s)
            (s->width + s->v_width + 8);
 }
 
-static sizes draw_sizes(rng *r, int options)
+static sizes draw_sizes(rng *r, int options, int large)
 {
     sizes s;
+    const int64_t most = large ? MAX_LARGE_WORK : MAX_WORK;
     s.dtype = rng_one_in(r, 2) ? ATTN_F32 : ATTN_F64;
     if (options & WITH_STORAGE)
         s.dtype = ATTN_F32;
@@ -151,14 +159,16 @@ static sizes draw_sizes(rng *r, int options)
     s.kv_len = rng_one_in(r, 3) ? s.q_len : draw_size(r);
     s.width = draw_width(r);
     s.v_width = rng_one_in(r, 2) ? s.width : draw_width(r);
-    if (rng_one_in(r, 25))
+    if (large)
+        draw_large(r, &s, &group);
+    else if (rng_one_in(r, 25))
         draw_special(r, &s, &group);
     /* Halve what is too large until the oracle can do it quickly. */
     s.q_heads = s.kv_heads * group;
-    int64_t *const large[] = {&s.batch, &s.kv_heads, &s.kv_len, &s.q_len,
+    int64_t *const parts[] = {&s.batch, &s.kv_heads, &s.kv_len, &s.q_len,
                               &s.page};
-    for (int n = 0; work_of(&s) > MAX_WORK; n++) {
-        int64_t *x = large[n % 5];
+    for (int n = 0; work_of(&s) > most; n++) {
+        int64_t *x = parts[n % 5];
         *x = *x > 1 ? (*x + 1) / 2 : *x;
         s.q_heads = s.kv_heads * group;
     }
@@ -629,23 +639,23 @@ static int has_shared_elements(const attn_tensor *x)
 
 static void draw_values(rng *r, drawn *d, const sizes *s, int alone)
 {
-    d->values = (int)rng_int(r, VALUES_NORMAL, VALUES_VISIBLE_POISON);
+    d->values = (int)rng_int(r, DRAW_NORMAL, DRAW_VISIBLE_POISON);
     if (rng_one_in(r, 3))
-        d->values = VALUES_NORMAL;
-    if (d->values == VALUES_HIDDEN_POISON &&
+        d->values = DRAW_NORMAL;
+    if (d->values == DRAW_HIDDEN_POISON &&
         (has_shared_elements(&d->q.view) || has_shared_elements(&d->k.view) ||
          has_shared_elements(&d->v.view)))
-        d->values = VALUES_NORMAL;
-    d->factor = d->values == VALUES_LARGE  ? 4.0 + 12.0 * rng_unit(r)
-                : d->values == VALUES_TINY ? 1e-21
-                                           : 1.0;
+        d->values = DRAW_NORMAL;
+    d->factor = d->values == DRAW_LARGE  ? 4.0 + 12.0 * rng_unit(r)
+                : d->values == DRAW_TINY ? 1e-21
+                                         : 1.0;
     tensor_normal(&d->q.view, r, d->factor);
     tensor_normal(&d->k.view, r, d->factor);
     if (!d->shares_kv)
         tensor_normal(&d->v.view, r, 1.0);
-    if (d->values == VALUES_HIDDEN_POISON)
+    if (d->values == DRAW_HIDDEN_POISON)
         poison_hidden(r, d, s, alone);
-    if (d->values == VALUES_VISIBLE_POISON)
+    if (d->values == DRAW_VISIBLE_POISON)
         poison_visible(r, d);
 }
 
@@ -724,7 +734,7 @@ static void draw_lines(rng *r, drawn *d, const sizes *s, int options, int alone)
         draw_align(r, d, s);
 }
 
-void draw_call(drawn *d, uint64_t seed, uint64_t index)
+static void draw(drawn *d, uint64_t seed, uint64_t index, int large)
 {
     static const attn_sdpa_params init = ATTN_SDPA_PARAMS_INIT;
     rng r = rng_make(seed, index);
@@ -734,7 +744,7 @@ void draw_call(drawn *d, uint64_t seed, uint64_t index)
     d->index = index;
     d->params = init;
     const int options = draw_options(&r, &alone);
-    sizes s = draw_sizes(&r, options);
+    sizes s = draw_sizes(&r, options, large);
     const int ragged = !alone && !(options & WITH_RING) && rng_one_in(&r, 6);
     if (ragged)
         s.batch = 1;
@@ -753,6 +763,16 @@ void draw_call(drawn *d, uint64_t seed, uint64_t index)
     draw_outputs(&r, d, &s);
     d->threads = rng_one_in(&r, 3) ? (int)rng_int(&r, 1, 3) : 0;
     d->use_work = rng_one_in(&r, 4);
+}
+
+void draw_call(drawn *d, uint64_t seed, uint64_t index)
+{
+    draw(d, seed, index, 0);
+}
+
+void draw_large_call(drawn *d, uint64_t seed, uint64_t index)
+{
+    draw(d, seed, index, 1);
 }
 
 void draw_free(drawn *d)

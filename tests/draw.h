@@ -10,6 +10,15 @@
 /* More sequences than any drawn call has. */
 #define DRAW_MAX_SEQS 6
 
+/* Classes of values. */
+enum {
+    DRAW_NORMAL,
+    DRAW_LARGE, /* scores of hundreds: exp overflows unless max is taken */
+    DRAW_TINY,  /* products of q and k underflow in float */
+    DRAW_HIDDEN_POISON, /* NaN and inf at keys and rows that nothing sees */
+    DRAW_VISIBLE_POISON /* NaN and inf in places that may be seen */
+};
+
 typedef struct drawn {
     uint64_t seed, index;
     attn_sdpa_params params;
@@ -22,7 +31,7 @@ typedef struct drawn {
     int in_place;      /* out is q's view */
     int threads;       /* 0: no context */
     int use_work;      /* attn_sdpa_work in place of attn_sdpa */
-    int values;        /* class of the inputs' values, for the description */
+    int values;        /* class of the inputs' values */
     double factor;     /* of q's and k's numbers */
     attn_mask masks[ATTN_MAX_MASKS];
     tensor mask_memory[ATTN_MAX_MASKS];
@@ -36,6 +45,8 @@ typedef struct drawn {
 } drawn;
 
 void draw_call(drawn *d, uint64_t seed, uint64_t index);
+/* One with more queries and keys than are computed at a time, but narrow. */
+void draw_large_call(drawn *d, uint64_t seed, uint64_t index);
 void draw_free(drawn *d);
 
 /* The whole configuration on one line. */

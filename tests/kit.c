@@ -224,3 +224,15 @@ int kit_thread_count(void)
     closedir(dir);
     return count;
 }
+
+int kit_settled_thread_count(void)
+{
+    int count = kit_thread_count();
+    for (int n = 0, same = 0; n < 1000 && same < 20; n++) {
+        usleep(1000);
+        const int now = kit_thread_count();
+        same = now == count ? same + 1 : 0;
+        count = now;
+    }
+    return count;
+}

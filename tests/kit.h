@@ -79,5 +79,8 @@ bool kit_blas_is_blis(void);
 
 /* Number of threads this process has now; -1 without /proc. */
 int kit_thread_count(void);
+/* The same once it has been the same for a while: a thread that was joined may
+ * be in /proc for a moment more. */
+int kit_settled_thread_count(void);
 
 #endif

@@ -228,6 +228,147 @@ def scored(name, B, Hq, Hkv, Tq, Tk, D, Dv, causal=None, align="top_left",
         write(name + "_" + dtype, lines, tensors)
 
 
+# Gradients ----------------------------------------------------------------
+#
+# The loss is sum of out * d_out, and of lse * d_lse where that is asked for, in
+# the formula written out: every score is tau (q.k), and so on as in attn.h, so
+# that torch.autograd gives the gradients of tau, the slopes and the sinks too.
+# Where F.scaled_dot_product_attention can express a case, the gradients of its
+# arguments are its own. Both types have the same numbers, which are of float32:
+# what float64 gives is exact enough to measure both libraries' float32.
+
+
+def single(rng, shape, factor=1.0):
+    return torch.from_numpy(
+        (rng.standard_normal(shape) * factor).astype(np.float32)
+        .astype(np.float64))
+
+
+def backward(name, B, Hq, Hkv, Tq, Tk, D, Dv, masks=(), causal=None,
+             align=None, window=None, scale=None, softcap=None, alibi=None,
+             sinks=None, d_lse=False, q_lens=None, kv_lens=None,
+             kv_starts=None, empty_row=False, factor=1.0):
+    rng = rng_of(name)
+    q = single(rng, (B, Hq, Tq, D), factor)
+    k = single(rng, (B, Hkv, Tk, D), factor)
+    v = single(rng, (B, Hkv, Tk, Dv))
+    d_out = single(rng, (B, Hq, Tq, Dv))
+    lines, given, lengths, visible = [], {}, {}, torch.ones(
+        B, Hq, Tq, Tk, dtype=torch.bool)
+    for kind, shape in masks:
+        role = "mask%d" % len([m for m in given if m.startswith("mask")])
+        mask = make_mask(rng, kind, shape, "f32")
+        if empty_row:
+            mask[..., Tq // 2, :] = False if kind == "keep" else -np.inf
+        lines.append("mask %s %s" % (kind, role))
+        if kind == "keep":
+            visible = visible & mask
+        else:
+            mask = mask.double()
+        given[role] = mask
+    q_len = torch.tensor(q_lens or [Tq] * B).reshape(B, 1, 1, 1)
+    kv_len = torch.tensor(kv_lens or [Tk] * B).reshape(B, 1, 1, 1)
+    kv_start = torch.tensor(kv_starts or [0] * B).reshape(B, 1, 1, 1)
+    i = torch.arange(Tq).reshape(1, 1, Tq, 1)
+    j = torch.arange(Tk).reshape(1, 1, 1, Tk)
+    align = causal or align
+    apart = i - j + (kv_len - q_len if align == "bottom_right" else 0)
+    visible = visible & (i < q_len) & (j < kv_len) & (j >= kv_start)
+    if causal:
+        lines.append("causal " + causal)
+        visible = visible & (apart >= 0)
+    elif align:
+        lines.append("align " + align)
+    if window:
+        lines.append("window %d %d" % window)
+        visible = visible & (apart <= window[0])
+        visible = visible & ((-apart <= window[1]) | (window[1] < 0))
+    if scale is not None:
+        lines.append("scale %s" % float(scale).hex())
+    if softcap:
+        lines.append("softcap %s" % float(softcap).hex())
+    for role, lens in (("q_lens", q_lens), ("kv_lens", kv_lens),
+                       ("kv_starts", kv_starts)):
+        if lens:
+            lengths[role] = np.array(lens, np.int64)
+    if alibi:
+        given["alibi"] = (alibi_slopes(Hq) if alibi == "heads" else
+                          single(rng, (B, Hq, 1, 1)).abs())
+    if sinks:
+        given["sinks"] = single(rng, (Hq,) if sinks == "heads" else
+                                (B, Hq, 1, 1))
+    d_sums = single(rng, (B, Hq, Tq, 1)) if d_lse else None
+
+    for dtype, (_, type_) in TYPES.items():
+        leaf = lambda x: x.to(type_).requires_grad_() \
+            if x.is_floating_point() else x
+        x = {role: leaf(t) for role, t in
+             dict(q=q, k=k, v=v, **given).items()}
+        tau = torch.tensor(D ** -0.5 if scale is None else scale,
+                           dtype=type_, requires_grad=True)
+        group = Hq // Hkv
+        z = tau * (x["q"] @ x["k"].repeat_interleave(group, 1)
+                   .transpose(-1, -2))
+        if softcap:
+            z = softcap * torch.tanh(z / softcap)
+        for role in given:
+            if role.startswith("mask") and x[role].is_floating_point():
+                z = z + x[role]
+                visible = visible & (given[role] > -np.inf)
+        if alibi:
+            z = z - x["alibi"].reshape(-1, Hq, 1, 1) * apart.abs()
+        z = z.masked_fill(~visible, -np.inf)
+        if sinks:
+            logits = x["sinks"].reshape(-1, Hq, 1, 1)
+            z = torch.cat([z, logits.expand(B, Hq, Tq, 1)], -1)
+        # Rows that see nothing are taken out before the softmax, as their
+        # gradient would be NaN; so are those at and beyond q_lens.
+        nothing = (z == -np.inf).all(-1, keepdim=True) | (i >= q_len)
+        z = z.masked_fill(nothing, 0.0)
+        w = torch.softmax(z, -1).masked_fill(nothing, 0.0)[..., :Tk]
+        out = w @ x["v"].repeat_interleave(group, 1)
+        lse = torch.logsumexp(z, -1, keepdim=True).masked_fill(nothing,
+                                                               -np.inf)
+        loss = (out * d_out.to(type_)).sum()
+        if d_lse:
+            alive = lse.masked_fill(nothing, 0.0)
+            loss = loss + (alive * d_sums.to(type_)).sum()
+        wanted = {"d_" + role: t for role, t in x.items()
+                  if t.is_floating_point()}
+        wanted["d_scale"] = tau
+        of = dict(zip(wanted, torch.autograd.grad(loss, wanted.values())))
+
+        simple = not (d_lse or softcap or alibi or sinks or window or q_lens or
+                      kv_lens or kv_starts or causal == "bottom_right")
+        if simple and len(masks) <= 1:
+            y = {role: t.detach().clone().requires_grad_(t.requires_grad)
+                 for role, t in x.items()}
+            theirs = F.scaled_dot_product_attention(
+                y["q"], y["k"], y["v"], attn_mask=y.get("mask0"),
+                is_causal=causal is not None, scale=scale,
+                enable_gqa=Hq != Hkv)
+            leaves = {"d_" + role: t for role, t in y.items()
+                      if t.requires_grad}
+            grads = torch.autograd.grad((theirs * d_out.to(type_)).sum(),
+                                        leaves.values())
+            for role, grad in zip(leaves, grads):
+                near = 1e-12 if dtype == "f64" else 1e-4
+                assert torch.allclose(grad, of[role], near, near), (name, role)
+                of[role] = grad
+            out = theirs
+        tensors = {role: t.to(torch.uint8) if t.dtype == torch.bool else t
+                   for role, t in x.items()}
+        tensors.update(lengths, d_out=d_out.to(type_))
+        if d_lse:
+            tensors["d_lse"] = d_sums.to(type_)
+        tensors.update(out=out, lse=lse)
+        for role, grad in of.items():
+            assert torch.isfinite(grad).all(), (name, role)
+            tensors[role] = grad
+        write(name + "_" + dtype, ["op sdpa", "dtype " + dtype] + lines,
+              tensors)
+
+
 # Layers -------------------------------------------------------------------
 
 
@@ -407,6 +548,64 @@ def main():
     scored("everything", 1, 4, 2, 10, 10, 8, 5, causal="top_left",
            window=(6, -1), softcap=3.0, alibi=True, sinks=True, segments=6,
            blocks=(4, 4), added=True, factor=3.0)
+
+    # Gradients. The mask's go through every broadcast that it has.
+    backward("backward", 2, 2, 2, 5, 7, 4, 4)
+    backward("backward_one", 1, 1, 1, 1, 1, 1, 1)
+    backward("backward_33", 1, 1, 1, 33, 40, 8, 5)
+    backward("backward_causal", 1, 2, 2, 7, 7, 4, 4, causal="top_left")
+    backward("backward_causal_5_9", 1, 2, 2, 5, 9, 4, 4, causal="top_left")
+    backward("backward_bottom_right", 2, 2, 2, 5, 9, 4, 4,
+             causal="bottom_right")
+    backward("backward_bottom_right_9_5", 1, 2, 2, 9, 5, 4, 4,
+             causal="bottom_right", d_lse=True)
+    backward("backward_keep", 2, 2, 2, 5, 7, 4, 4,
+             masks=[("keep", (2, 2, 5, 7))])
+    backward("backward_keep_empty_row", 1, 2, 2, 5, 7, 4, 4,
+             masks=[("keep", (5, 7))], empty_row=True)
+    backward("backward_add", 2, 2, 2, 5, 7, 4, 4, masks=[("add", (2, 2, 5, 7))])
+    backward("backward_add_2d", 2, 3, 3, 5, 7, 4, 4, masks=[("add", (5, 7))])
+    backward("backward_add_batch", 2, 2, 2, 5, 7, 4, 4,
+             masks=[("add", (2, 1, 5, 7))])
+    backward("backward_add_heads", 2, 3, 3, 5, 7, 4, 4,
+             masks=[("add", (1, 3, 5, 7))])
+    backward("backward_add_keys", 2, 2, 2, 5, 7, 4, 4,
+             masks=[("add", (2, 1, 1, 7))])
+    backward("backward_add_head_keys", 2, 2, 2, 5, 7, 4, 4,
+             masks=[("add", (1, 2, 1, 7))])
+    backward("backward_add_empty_row", 1, 2, 2, 5, 7, 4, 4,
+             masks=[("add", (5, 7))], empty_row=True)
+    backward("backward_two_masks", 2, 2, 2, 5, 7, 4, 4,
+             masks=[("add", (1, 2, 5, 7)), ("add", (2, 1, 1, 7))], d_lse=True)
+    backward("backward_gqa", 2, 4, 2, 5, 7, 4, 4)
+    backward("backward_mqa_add", 1, 4, 1, 5, 7, 4, 6,
+             masks=[("add", (4, 5, 7))])
+    backward("backward_narrow_value", 2, 2, 2, 5, 7, 8, 3)
+    backward("backward_scale_negative", 1, 2, 2, 5, 7, 4, 4, scale=-0.7)
+    backward("backward_scale_zero", 1, 1, 1, 5, 7, 4, 4, scale=0.0)
+    backward("backward_large_scores", 1, 2, 2, 9, 9, 8, 8, factor=4.0)
+    backward("backward_lse", 2, 2, 2, 5, 7, 4, 4, d_lse=True)
+    backward("backward_softcap", 1, 4, 2, 7, 9, 4, 4, softcap=1.5, factor=2.0,
+             d_lse=True)
+    backward("backward_alibi", 2, 4, 4, 6, 6, 4, 4, causal="top_left",
+             alibi="heads")
+    backward("backward_alibi_both_sides", 2, 2, 2, 5, 8, 4, 4,
+             align="bottom_right", alibi="batch", d_lse=True)
+    backward("backward_sinks", 2, 4, 2, 5, 7, 4, 4, sinks="heads")
+    backward("backward_sinks_empty_row", 2, 2, 2, 5, 7, 4, 4, sinks="batch",
+             masks=[("keep", (5, 7))], empty_row=True, d_lse=True)
+    backward("backward_padding", 3, 2, 1, 5, 9, 4, 4, q_lens=[5, 3, 1],
+             kv_lens=[9, 4, 6], kv_starts=[2, 0, 5])
+    backward("backward_padding_causal", 3, 2, 2, 6, 6, 4, 4, kv_lens=[6, 4, 0],
+             q_lens=[6, 4, 2], causal="bottom_right", d_lse=True)
+    backward("backward_window", 1, 2, 2, 9, 9, 4, 4, causal="top_left",
+             window=(2, -1))
+    backward("backward_window_both_sides", 1, 2, 1, 9, 12, 4, 4,
+             align="bottom_right", window=(3, 1))
+    backward("backward_everything", 2, 4, 2, 7, 9, 4, 3,
+             causal="bottom_right", window=(5, -1), softcap=2.0,
+             alibi="heads", sinks="heads", masks=[("add", (1, 4, 7, 9))],
+             kv_lens=[9, 6], q_lens=[7, 5], scale=0.6, d_lse=True)
 
     mha("mha_self", 2, 17, 17, 12, 3)
     mha("mha_self_65", 1, 65, 65, 8, 2, average=True)

@@ -1,4 +1,4 @@
-#include "ref.h"
+#include "ref_internal.h"
 
 #include <float.h>
 #include <math.h>
@@ -26,7 +26,7 @@ static long double largest_number(attn_dtype dtype)
     return dtype == ATTN_F32 ? (long double)FLT_MAX : (long double)DBL_MAX;
 }
 
-static void *allocate(int64_t n, size_t bytes)
+void *ref_allocate(int64_t n, size_t bytes)
 {
     void *p = calloc((size_t)n + 1, bytes);
     if (!p) {
@@ -81,17 +81,16 @@ ref_num *ref_at(const ref_tensor *t, int64_t b, int64_t h, int64_t i, int64_t j)
     return &t->num[((b * s[1] + h) * s[2] + i) * s[3] + j];
 }
 
-static ref_tensor make(int64_t b, int64_t h, int64_t t, int64_t d)
+ref_tensor ref_make(int64_t b, int64_t h, int64_t t, int64_t d)
 {
-    ref_tensor r = {{b, h, t, d}, allocate(b * h * t * d, sizeof(ref_num))};
+    ref_tensor r = {{b, h, t, d}, ref_allocate(b * h * t * d, sizeof(ref_num))};
     return r;
 }
 
-/* The view's elements, which are exact. */
-static ref_tensor read_view(const attn_tensor *view)
+ref_tensor ref_read_view(const attn_tensor *view)
 {
     const int64_t *s = view->shape;
-    ref_tensor r = make(s[0], s[1], s[2], s[3]);
+    ref_tensor r = ref_make(s[0], s[1], s[2], s[3]);
     for (int64_t b = 0; b < s[0]; b++)
         for (int64_t h = 0; h < s[1]; h++)
             for (int64_t t = 0; t < s[2]; t++)
@@ -102,45 +101,22 @@ static ref_tensor read_view(const attn_tensor *view)
 
 /* ------------------------------------------------------------ Problem -- */
 
-typedef struct problem {
-    const attn_sdpa_params *p;
-    ref_tensor q, k, v;
-    long double scale;
-    long double u;    /* unit roundoff */
-    long double tiny; /* smallest normal number */
-    long double huge; /* largest number */
-    ref_result *result;
-} problem;
-
-/* One sequence of the batch: where its rows are and how long it is. */
-typedef struct sequence {
-    int64_t index;          /* b in masks and arrays */
-    int64_t batch;          /* b in the tensors */
-    int64_t q_start, q_len; /* q_len: rows that are computed */
-    int64_t q_rows;         /* rows that are written; zeros from q_len on */
-    int64_t k_start;        /* row of key 0, if not in pages or a ring */
-    int64_t k_first, k_len; /* keys [k_first, k_len) are read */
-    int64_t offset;         /* position of query 0 */
-    int64_t k_offset;       /* position of key 0 */
-} sequence;
-
-/* Tk as the arrays of a batch that is not ragged have it. */
-static int64_t keys_of(const problem *a)
+int64_t ref_keys_of(const problem *a)
 {
     return a->p->page_table ? a->p->pages_per_seq * a->k.shape[2]
                             : a->k.shape[2];
 }
 
-static int64_t sequences_of(const problem *a)
+int64_t ref_sequences_of(const problem *a)
 {
     return a->p->cu_q ? a->p->num_seqs : a->q.shape[0];
 }
 
-static sequence find_sequence(const problem *a, int64_t s)
+sequence ref_find_sequence(const problem *a, int64_t s)
 {
     const attn_sdpa_params *p = a->p;
     sequence q = {.index = s, .batch = s, .q_rows = a->q.shape[2]};
-    int64_t k_rows = keys_of(a);
+    int64_t k_rows = ref_keys_of(a);
     if (p->cu_q) {
         q.batch = 0;
         q.q_start = p->cu_q[s];
@@ -163,9 +139,8 @@ static sequence find_sequence(const problem *a, int64_t s)
     return q;
 }
 
-/* Where key j of a sequence lies: b and t of k and v. */
-static void find_key(const problem *a, const sequence *s, int64_t j, int64_t *b,
-                     int64_t *t)
+void ref_find_key(const problem *a, const sequence *s, int64_t j, int64_t *b,
+                  int64_t *t)
 {
     const attn_sdpa_params *p = a->p;
     const int64_t rows = a->k.shape[2];
@@ -179,9 +154,8 @@ static void find_key(const problem *a, const sequence *s, int64_t j, int64_t *b,
     }
 }
 
-/* A number of each head: a vector (1,1,1,Hq) or (B,Hq,1,1). */
-static long double of_head(const problem *a, const attn_tensor *x, int64_t b,
-                           int64_t h)
+long double ref_of_head(const problem *a, const attn_tensor *x, int64_t b,
+                        int64_t h)
 {
     const int64_t *n = x->shape;
     if (n[0] == 1 && n[1] == 1 && n[3] == a->q.shape[1])
@@ -233,21 +207,21 @@ static int masks_allow(const attn_sdpa_params *p, int64_t b, int64_t h,
 static int rules_allow(const attn_sdpa_params *p, const sequence *s, int64_t i,
                        int64_t j)
 {
-    const int64_t at = s->offset + i, key = s->k_offset + j;
+    const int64_t at = s->offset + i, stands = s->k_offset + j;
     if (p->causal) {
         const int64_t prefix = p->prefix_lens ? p->prefix_lens[s->index] : 0;
-        const int in_prefix = prefix > 0 && key < prefix;
-        if (key > at && !in_prefix)
+        const int in_prefix = prefix > 0 && stands < prefix;
+        if (stands > at && !in_prefix)
             return 0;
     }
-    const int kept = key >= 0 && key < p->keep_first;
+    const int kept = stands >= 0 && stands < p->keep_first;
     if ((p->flags & ATTN_SDPA_WINDOW) && !kept) {
-        if (p->window_left >= 0 && at - key > p->window_left)
+        if (p->window_left >= 0 && at - stands > p->window_left)
             return 0;
-        if (p->window_right >= 0 && key - at > p->window_right)
+        if (p->window_right >= 0 && stands - at > p->window_right)
             return 0;
     }
-    if (p->chunk > 0 && floor_div(at, p->chunk) != floor_div(key, p->chunk))
+    if (p->chunk > 0 && floor_div(at, p->chunk) != floor_div(stands, p->chunk))
         return 0;
     return 1;
 }
@@ -259,7 +233,7 @@ static int segments_allow(const problem *a, const sequence *s, int64_t i,
     if (!p->q_segments)
         return 1;
     const int64_t q = p->cu_q ? s->q_start : s->index * a->q.shape[2];
-    const int64_t k = p->cu_k ? s->k_start : s->index * keys_of(a);
+    const int64_t k = p->cu_k ? s->k_start : s->index * ref_keys_of(a);
     return p->q_segments[q + i] == p->kv_segments[k + j];
 }
 
@@ -280,19 +254,6 @@ static int is_visible(const problem *a, const sequence *s, int64_t h, int64_t i,
 }
 
 /* ------------------------------------------------------------- Scores -- */
-
-/* A key of one row. */
-typedef struct key {
-    int visible;
-    const ref_num *v; /* its value; NULL if the key is never read */
-    ref_num raw;      /* scale r */
-    ref_num capped;   /* u */
-    ref_num z;        /* error: without the part that needs m */
-    long double dz;   /* the whole error of z */
-    long double weight;
-    long double log_weight; /* not z - L: beside a large m the sum is lost */
-    long double up;         /* weight (exp(dz) - 1) */
-} key;
 
 /* scale q.k and its error. */
 static ref_num raw_score(const problem *a, const ref_num *q, const ref_num *k)
@@ -337,8 +298,8 @@ static void finish_score(const problem *a, const sequence *s, int64_t h,
 {
     if (a->p->alibi) {
         const int64_t apart = s->offset + i - (s->k_offset + j);
-        const long double x =
-            of_head(a, a->p->alibi, s->index, h) * fabsl((long double)apart);
+        const long double x = ref_of_head(a, a->p->alibi, s->index, h) *
+                              fabsl((long double)apart);
         added -= x;
         magnitude += fabsl(x);
     }
@@ -347,9 +308,8 @@ static void finish_score(const problem *a, const sequence *s, int64_t h,
                   a->u * (8.0L * magnitude + 4.0L * fabsl(to->z.value));
 }
 
-/* Fills the keys of row (h, i); the number of visible ones is returned. */
-static int64_t row_scores(const problem *a, const sequence *s, int64_t h,
-                          int64_t i, key *keys)
+int64_t ref_row_scores(const problem *a, const sequence *s, int64_t h,
+                       int64_t i, key *keys)
 {
     const int64_t g = h / (a->q.shape[1] / a->k.shape[1]);
     const ref_num *q = ref_at(&a->q, s->batch, h, s->q_start + i, 0);
@@ -361,7 +321,7 @@ static int64_t row_scores(const problem *a, const sequence *s, int64_t h,
         keys[j] = unread;
         if (j < s->k_first)
             continue;
-        find_key(a, s, j, &b, &t);
+        ref_find_key(a, s, j, &b, &t);
         keys[j].v = ref_at(&a->v, b, g, t, 0);
         keys[j].raw = raw_score(a, q, ref_at(&a->k, b, g, t, 0));
         keys[j].capped = capped_score(a, keys[j].raw);
@@ -397,8 +357,7 @@ typedef struct row {
     int is_nan;
 } row;
 
-/* exp(z-m+dz) - exp(z-m), where the difference must not cancel. */
-static long double growth(long double z_minus_m, long double dz)
+long double ref_growth(long double z_minus_m, long double dz)
 {
     if (dz < 1.0L)
         return expl(z_minus_m) * expm1l(dz);
@@ -434,13 +393,13 @@ static row row_softmax(const problem *a, key *keys, int64_t n, int64_t visible,
         c->dz = c->z.error + 4.0L * a->u * fabsl(m);
         c->weight = expl(c->z.value - m) / sum;
         c->log_weight = c->z.value - m - logl(sum);
-        c->up = growth(c->z.value - m, c->dz) / sum;
+        c->up = ref_growth(c->z.value - m, c->dz) / sum;
         r.spread += c->up;
         r.max_dz = c->dz > r.max_dz ? c->dz : r.max_dz;
     }
     if (sink && s > -HUGE_VALL) {
         const long double dz = 4.0L * a->u * (fabsl(s) + fabsl(m));
-        r.spread += growth(s - m, dz) / sum;
+        r.spread += ref_growth(s - m, dz) / sum;
         r.max_dz = dz > r.max_dz ? dz : r.max_dz;
     }
     return r;
@@ -643,8 +602,8 @@ static void write_row(const problem *a, const sequence *s, int64_t h, int64_t i,
     const int64_t at = s->q_start + i;
     long double sink = 0.0L;
     if (a->p->sinks)
-        sink = of_head(a, a->p->sinks, s->index, h);
-    const int64_t visible = row_scores(a, s, h, i, keys);
+        sink = ref_of_head(a, a->p->sinks, s->index, h);
+    const int64_t visible = ref_row_scores(a, s, h, i, keys);
     const row r =
         row_softmax(a, keys, s->k_len, visible, a->p->sinks ? &sink : NULL);
     for (int64_t e = 0; e < a->v.shape[3]; e++)
@@ -702,21 +661,21 @@ static void prepare_outputs(const problem *a)
     const attn_sdpa_params *p = a->p;
     const int64_t batch = a->q.shape[0], heads = a->q.shape[1];
     const int64_t rows = a->q.shape[2];
-    const int64_t n = sequences_of(a);
+    const int64_t n = ref_sequences_of(a);
     const int64_t q_len = longest(p->cu_q, n, rows);
-    const int64_t k_len = longest(p->cu_k, n, keys_of(a));
+    const int64_t k_len = longest(p->cu_k, n, ref_keys_of(a));
     ref_result *r = a->result;
-    r->out = make(batch, heads, rows, a->v.shape[3]);
-    r->lse = make(batch, heads, rows, 1);
-    r->max_weight = make(batch, heads, rows, 1);
-    r->effective_keys = make(batch, heads, rows, 1);
-    r->entropy = make(batch, heads, rows, 1);
-    r->weights = make(n, heads, q_len, k_len);
-    r->weights_mean = make(n, 1, q_len, k_len);
-    r->scores_raw = make(n, heads, q_len, k_len);
-    r->scores_capped = make(n, heads, q_len, k_len);
-    r->scores = make(n, heads, q_len, k_len);
-    r->key_sums = make(n, heads, 1, k_len);
+    r->out = ref_make(batch, heads, rows, a->v.shape[3]);
+    r->lse = ref_make(batch, heads, rows, 1);
+    r->max_weight = ref_make(batch, heads, rows, 1);
+    r->effective_keys = ref_make(batch, heads, rows, 1);
+    r->entropy = ref_make(batch, heads, rows, 1);
+    r->weights = ref_make(n, heads, q_len, k_len);
+    r->weights_mean = ref_make(n, 1, q_len, k_len);
+    r->scores_raw = ref_make(n, heads, q_len, k_len);
+    r->scores_capped = ref_make(n, heads, q_len, k_len);
+    r->scores = ref_make(n, heads, q_len, k_len);
+    r->key_sums = ref_make(n, heads, 1, k_len);
     fill(&r->scores, -HUGE_VALL, 0.0L);
     if (!p->cu_q)
         return;
@@ -730,10 +689,10 @@ static void prepare_outputs(const problem *a)
 static void attend(const problem *a)
 {
     const int64_t heads = a->q.shape[1];
-    key *keys = allocate(keys_of(a), sizeof *keys);
+    key *keys = ref_allocate(ref_keys_of(a), sizeof *keys);
     prepare_outputs(a);
-    for (int64_t n = 0; n < sequences_of(a); n++) {
-        const sequence s = find_sequence(a, n);
+    for (int64_t n = 0; n < ref_sequences_of(a); n++) {
+        const sequence s = ref_find_sequence(a, n);
         for (int64_t h = 0; h < heads; h++) {
             for (int64_t i = 0; i < s.q_len; i++)
                 write_row(a, &s, h, i, keys);
@@ -748,7 +707,7 @@ static void attend(const problem *a)
 
 /* ------------------------------------------------------- Entry points -- */
 
-static long double scale_of(const attn_sdpa_params *p, int64_t width)
+long double ref_scale_of(const attn_sdpa_params *p, int64_t width)
 {
     if (p->flags & ATTN_SDPA_SCALE)
         return (long double)p->scale;
@@ -756,7 +715,7 @@ static long double scale_of(const attn_sdpa_params *p, int64_t width)
     return width > 0 ? 1.0L / sqrtl((long double)width) : 0.0L;
 }
 
-static void set_type(problem *a, attn_dtype dtype)
+void ref_set_type(problem *a, attn_dtype dtype)
 {
     a->u = unit_roundoff(dtype);
     a->tiny = smallest_normal(dtype);
@@ -768,11 +727,11 @@ void ref_sdpa(ref_result *result, const attn_sdpa_params *params,
 {
     const attn_sdpa_params none = ATTN_SDPA_PARAMS_INIT;
     problem a = {.p = params ? params : &none, .result = result};
-    a.q = read_view(q);
-    a.k = read_view(k);
-    a.v = read_view(v);
-    a.scale = scale_of(a.p, q->shape[3]);
-    set_type(&a, q->dtype);
+    a.q = ref_read_view(q);
+    a.k = ref_read_view(k);
+    a.v = ref_read_view(v);
+    a.scale = ref_scale_of(a.p, q->shape[3]);
+    ref_set_type(&a, q->dtype);
     attend(&a);
     free(a.q.num);
     free(a.k.num);
@@ -792,11 +751,11 @@ void ref_seen_rows(unsigned char *seen, const attn_sdpa_params *params,
     const problem a = {.p = params, .q = shape_of(q), .k = shape_of(k)};
     const int64_t *n = k->shape;
     memset(seen, 0, (size_t)(n[0] * n[1] * n[2]));
-    for (int64_t c = 0; c < sequences_of(&a); c++) {
-        const sequence s = find_sequence(&a, c);
+    for (int64_t c = 0; c < ref_sequences_of(&a); c++) {
+        const sequence s = ref_find_sequence(&a, c);
         for (int64_t j = s.k_first; j < s.k_len; j++) {
             int64_t b, t;
-            find_key(&a, &s, j, &b, &t);
+            ref_find_key(&a, &s, j, &b, &t);
             for (int64_t h = 0; h < q->shape[1]; h++) {
                 const int64_t g = h / (q->shape[1] / n[1]);
                 unsigned char *mark = &seen[(b * n[1] + g) * n[2] + t];
@@ -849,8 +808,8 @@ static ref_tensor project_heads(const projection *p, const attn_tensor *x,
 {
     const long double u = unit_roundoff(x->dtype);
     const long double tiny = smallest_normal(x->dtype);
-    ref_tensor in = read_view(x);
-    ref_tensor out = make(x->shape[0], heads, x->shape[2], width);
+    ref_tensor in = ref_read_view(x);
+    ref_tensor out = ref_make(x->shape[0], heads, x->shape[2], width);
     for (int64_t b = 0; b < x->shape[0]; b++)
         for (int64_t h = 0; h < heads; h++)
             for (int64_t t = 0; t < x->shape[2]; t++)
@@ -869,8 +828,8 @@ static ref_tensor project_out(const problem *a, const projection *p,
     const ref_tensor *x = &a->result->out;
     const int64_t *s = x->shape;
     const int64_t in = s[1] * s[3];
-    ref_tensor y = make(s[0], 1, s[2], width);
-    ref_num *concat = allocate(in, sizeof *concat);
+    ref_tensor y = ref_make(s[0], 1, s[2], width);
+    ref_num *concat = ref_allocate(in, sizeof *concat);
     for (int64_t b = 0; b < s[0]; b++)
         for (int64_t t = 0; t < s[2]; t++) {
             for (int64_t c = 0; c < in; c++)
@@ -913,7 +872,7 @@ static void project_inputs(problem *a, const attn_mha_params *p,
     a->q = project_heads(&w_q, x_q, heads, width);
     a->k = project_heads(&w_k, x_k, kv, width);
     a->v = project_heads(&w_v, x_v, kv, v_width);
-    a->scale = scale_of(a->p, width);
+    a->scale = ref_scale_of(a->p, width);
 }
 
 void ref_mha(ref_result *result, const attn_mha_params *params,
@@ -923,7 +882,7 @@ void ref_mha(ref_result *result, const attn_mha_params *params,
     const attn_sdpa_params none = ATTN_SDPA_PARAMS_INIT;
     problem a = {.p = params->attention ? params->attention : &none,
                  .result = result};
-    set_type(&a, x_q->dtype);
+    ref_set_type(&a, x_q->dtype);
     if (!x_k)
         x_k = x_q;
     if (!x_v)

@@ -54,6 +54,40 @@
  * layer the errors of the projections enter through dr and v and go through
  * the output projection with the magnitudes of its weights. Values that are
  * not finite have no bound: they are compared by class.
+ *
+ * Gradients are of the formulas of attn_sdpa_backward with out and L as they
+ * are given, be they rounded as they may. P(j), dr, du, dz as above:
+ *
+ *   weight    w = exp(z - L), not divided by anything: dw = w (exp(dz)-1) +
+ *             16 u w, with |L| in the place of |m|. Where w + dw is beyond 1/u,
+ *             as after a mask of the lowest number or with scores of millions,
+ *             nothing can be said of what w is a part of.
+ *   delta     u (Dv+8) sum |d_out||out|: Dv products as in r.
+ *   factor    g = d_out.v - delta + d_lse: the error of delta, and for a sum of
+ *             Dv+2 terms in any order u (Dv+8) (sum |d_out||v| + |delta| +
+ *             |d_lse|). 8 u also covers a scale that d_out was multiplied with
+ *             before.
+ *   slope     f = 1 - t^2 with t = u/c: t is wrong by dt = du/c + 4 u |t|, so f
+ *             by (2|t| + dt) dt and 4 u for its own two roundings; f is in
+ *             [0,1] and cannot be farther off than 1.
+ *   products  of numbers wrong by dx and dy: dx |y| + (|x| + dx) dy + 4 u |xy|.
+ *             They are dz = w g, du = dz f, and exp(sink - L) (d_lse - delta)
+ *             where the exponent is wrong by 8 u (|sink| + |L|).
+ *   sums      n terms, each wrong by what its factors are: the sum of those
+ *             errors, and u (n+8) times the sum of their magnitudes, in any
+ *             order. Of d_q n is the number of keys that the row sees, of d_k
+ *             and d_v of rows that see the key, of the rest of such pairs; to
+ *             the pairs of d_scale, which may be the sum over i of q(i) times
+ *             the sum over j, D is added for each row, and its magnitudes are
+ *             |du| sum |q||k|. What a gradient is added to is one more term,
+ *             and scale is a factor of all.
+ *
+ * Underflow may take the smallest normal number from every product, also from
+ * those of scale and d_out. A NaN of visible inputs without an infinity among
+ * them has to be a NaN; with one, inf and NaN are one class, since a weight
+ * that the type rounds to 0 makes a NaN of an infinity. If it is of q, k or
+ * d_out and meets such a 0 in d_k, d_q or d_v, nothing is said: that product is
+ * a BLAS's, and some pass over zeros.
  */
 #ifndef TESTS_REF_H
 #define TESTS_REF_H
@@ -65,13 +99,14 @@ typedef struct ref_num {
     /* REF_UNTOUCHED: the library must not write here. REF_NOT_FINITE: inf or
      * NaN, as an infinite v meets a weight that the type may round to 0.
      * REF_AT_LEAST: value or more, inf too: 1 / sum of w^2 where the sum may
-     * be 0 or the quotient beyond the type. */
+     * be 0 or the quotient beyond the type. REF_UNKNOWN: anything at all. */
     long double error;
 } ref_num;
 
 #define REF_UNTOUCHED (-1.0L)
 #define REF_NOT_FINITE (-2.0L)
 #define REF_AT_LEAST (-3.0L)
+#define REF_UNKNOWN (-4.0L)
 
 /* Contiguous, in the shape that the argument of the same name must have. */
 typedef struct ref_tensor {
@@ -104,6 +139,29 @@ void ref_mha(ref_result *result, const attn_mha_params *params,
              const attn_tensor *x_v);
 
 void ref_free(ref_result *result);
+
+/* Those that params has no place for have num NULL: d_masks of masks that are
+ * not ADD, d_alibi, d_sinks. */
+typedef struct ref_gradients {
+    ref_tensor d_q;
+    ref_tensor d_k;
+    ref_tensor d_v;
+    ref_tensor d_masks[ATTN_MAX_MASKS];
+    ref_tensor d_alibi;
+    ref_tensor d_sinks;
+    ref_tensor d_scale;
+} ref_gradients;
+
+/* What attn_sdpa_backward with these arguments must give. All gradients are
+ * computed, wanted or not; those that are added to something are read here, so
+ * this goes before the call. */
+void ref_sdpa_backward(ref_gradients *result, const attn_sdpa_params *params,
+                       const attn_tensor *q, const attn_tensor *k,
+                       const attn_tensor *v, const attn_tensor *out,
+                       const attn_tensor *d_out,
+                       const attn_sdpa_gradients *gradients);
+
+void ref_free_gradients(ref_gradients *result);
 
 /* Which rows of k and v, as they lie in memory, some query sees: entry
  * (b*Hkv + g)*T + t of seen, with the sizes of k, is set to 1 or 0. */

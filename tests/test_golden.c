@@ -18,7 +18,7 @@
 #include "tensors.h"
 
 /* As many cases as make_golden.py writes: a lost folder must not go unseen. */
-enum { NUM_CASES = 136 };
+enum { NUM_CASES = 204, NUM_BACKWARD_CASES = 68 };
 
 /* The largest absolute difference to PyTorch in the float64 examples of five
  * tokens: two units in the last place of a number between 1 and 2. */
@@ -42,6 +42,12 @@ static const struct {
 };
 enum { NUM_OTHERS = sizeof others / sizeof others[0] };
 
+/* The gradients that a case may have. */
+enum { D_Q, D_K, D_V, D_MASK0, D_MASK1, D_ALIBI, D_SINKS, D_SCALE };
+static const char *const gradient_roles[] = {
+    "d_q", "d_k", "d_v", "d_mask0", "d_mask1", "d_alibi", "d_sinks", "d_scale"};
+enum { NUM_GRADIENTS = sizeof gradient_roles / sizeof gradient_roles[0] };
+
 static const ref_tensor *exact_of(const ref_result *r, int n)
 {
     return (const ref_tensor *)(const void *)((const char *)r +
@@ -61,6 +67,9 @@ typedef struct call {
     int32_t *q_segments, *kv_segments; /* from malloc, or NULL */
     tensor out;
     tensor other[NUM_OTHERS];
+    attn_sdpa_gradients gradients;
+    tensor gradient[NUM_GRADIENTS];
+    const attn_tensor *d_masks[ATTN_MAX_MASKS];
 } call;
 
 static int32_t kind_of(const char *word)
@@ -103,6 +112,15 @@ static int32_t *read_segments(const test_case *c, const char *role)
     return segments;
 }
 
+static const int64_t *read_lengths(const test_case *c, const char *role)
+{
+    const npy_array *a = case_array(c, role);
+    if (!a)
+        return NULL;
+    assert_int_equal(a->view.dtype, NPY_I64);
+    return a->view.data;
+}
+
 static void read_later_options(call *a)
 {
     const test_case *c = &a->c;
@@ -117,6 +135,9 @@ static void read_later_options(call *a)
         p->blocks = case_tensor(c, "blocks");
         read_pair(c, "block", &p->block_q, &p->block_k);
     }
+    p->q_lens = read_lengths(c, "q_lens");
+    p->kv_lens = read_lengths(c, "kv_lens");
+    p->kv_starts = read_lengths(c, "kv_starts");
     p->softcap = case_number(c, "softcap", 0.0);
     p->alibi = case_tensor(c, "alibi");
     p->sinks = case_tensor(c, "sinks");
@@ -227,6 +248,31 @@ static void make_outputs(call *a)
     }
 }
 
+/* The gradients that the case has. */
+static void make_gradients(call *a)
+{
+    attn_sdpa_gradients_init(&a->gradients);
+    for (int n = 0; n < NUM_GRADIENTS; n++) {
+        const attn_tensor *want = case_tensor(&a->c, gradient_roles[n]);
+        if (want)
+            a->gradient[n] =
+                tensor_make(want->dtype, want->shape[0], want->shape[1],
+                            want->shape[2], want->shape[3]);
+    }
+#define ASKED(n) (a->gradient[n].block ? &a->gradient[n].view : NULL)
+    a->gradients.d_lse = case_tensor(&a->c, "d_lse");
+    a->gradients.d_q = ASKED(D_Q);
+    a->gradients.d_k = ASKED(D_K);
+    a->gradients.d_v = ASKED(D_V);
+    a->d_masks[0] = ASKED(D_MASK0);
+    a->d_masks[1] = ASKED(D_MASK1);
+    a->gradients.d_masks = a->params.num_masks > 0 ? a->d_masks : NULL;
+    a->gradients.d_alibi = ASKED(D_ALIBI);
+    a->gradients.d_sinks = ASKED(D_SINKS);
+    a->gradients.d_scale = ASKED(D_SCALE);
+#undef ASKED
+}
+
 static void call_load(call *a, const char *name)
 {
     memset(a, 0, sizeof *a);
@@ -238,6 +284,7 @@ static void call_load(call *a, const char *name)
     else
         read_sdpa(a);
     make_outputs(a);
+    make_gradients(a);
 }
 
 static void call_free(call *a)
@@ -245,6 +292,8 @@ static void call_free(call *a)
     tensor_free(&a->out);
     for (int n = 0; n < NUM_OTHERS; n++)
         tensor_free(&a->other[n]);
+    for (int n = 0; n < NUM_GRADIENTS; n++)
+        tensor_free(&a->gradient[n]);
     free(a->q_segments);
     free(a->kv_segments);
     case_free(&a->c);
@@ -429,12 +478,126 @@ static void test_article_f64__is_as_near_as_it_says(void **state)
     }
 }
 
+/* ---- gradients ---- */
+
+static const ref_tensor *exact_gradient(const ref_gradients *r, int n)
+{
+    const ref_tensor *const all[] = {
+        &r->d_q,        &r->d_k,     &r->d_v,     &r->d_masks[0],
+        &r->d_masks[1], &r->d_alibi, &r->d_sinks, &r->d_scale};
+    return all[n];
+}
+
+/* From PyTorch's out and lse. */
+static void gradient_oracle(const call *a, ref_gradients *r)
+{
+    attn_sdpa_params p = a->params;
+    p.lse = case_tensor(&a->c, "lse");
+    ref_sdpa_backward(r, &p, &a->q, &a->k, &a->v, &a->want_out,
+                      case_tensor(&a->c, "d_out"), &a->gradients);
+}
+
+static void call_gradients(call *a)
+{
+    call_library(a);
+    if (attn_sdpa_backward(NULL, &a->params, &a->q, &a->k, &a->v, &a->out.view,
+                           case_tensor(&a->c, "d_out"),
+                           &a->gradients) != ATTN_OK)
+        fail_msg("%s: %s", a->c.name, attn_last_error());
+}
+
+/* The oracle's bounds are for gradients from this lse, which PyTorch has not
+ * used for its own: it counts for both sides. */
+static void check_gradients(const char *name)
+{
+    call a;
+    ref_gradients r;
+    int64_t wrong = 0;
+    call_load(&a, name);
+    gradient_oracle(&a, &r);
+    call_gradients(&a);
+    for (int n = 0; n < NUM_GRADIENTS; n++) {
+        const attn_tensor *want = case_tensor(&a.c, gradient_roles[n]);
+        if (!want)
+            continue;
+        wrong += compare_tensor(gradient_roles[n], name, want,
+                                exact_gradient(&r, n), 2.0);
+        wrong += compare_golden(gradient_roles[n], name, &a.gradient[n].view,
+                                want, exact_gradient(&r, n), 0.0);
+    }
+    ref_free_gradients(&r);
+    call_free(&a);
+    if (wrong)
+        fail_msg("%s: gradients disagree", name);
+}
+
+/* Calls run for the cases of gradients in the type that a name ends with. */
+static void each_backward_case(const char *type, void (*run)(const char *name))
+{
+    int num, found = 0;
+    char **list = case_list("golden", &num);
+    for (int i = 0; i < num; i++) {
+        if (strncmp(list[i], "backward", 8) != 0 || !strstr(list[i], type))
+            continue;
+        run(list[i]);
+        found++;
+    }
+    case_free_list(list, num);
+    assert_int_equal(found, NUM_BACKWARD_CASES / 2);
+}
+
+static void test_backward__agrees_with_pytorch(void **state)
+{
+    (void)state;
+    each_backward_case("_f64", check_gradients);
+    each_backward_case("_f32", check_gradients);
+}
+
+/* Of float32, ours and PyTorch's. */
+static double spread[2];
+
+static void add_spreads(const char *name)
+{
+    char other[96];
+    call a, exact;
+    ref_gradients r;
+    (void)snprintf(other, sizeof other, "%s", name);
+    memcpy(other + strlen(other) - 3, "f64", 3);
+    call_load(&a, name);
+    call_load(&exact, other);
+    gradient_oracle(&exact, &r);
+    call_gradients(&a);
+    for (int n = 0; n < NUM_GRADIENTS; n++) {
+        const attn_tensor *theirs = case_tensor(&a.c, gradient_roles[n]);
+        if (!theirs)
+            continue;
+        spread[0] += spread_of(&a.gradient[n].view, exact_gradient(&r, n));
+        spread[1] += spread_of(theirs, exact_gradient(&r, n));
+    }
+    ref_free_gradients(&r);
+    call_free(&exact);
+    call_free(&a);
+}
+
+/* As the outputs above, in float32, from the exact gradients: those of the same
+ * numbers in float64. */
+static void test_backward__is_as_exact_as_pytorch(void **state)
+{
+    (void)state;
+    each_backward_case("_f32", add_spreads);
+    print_message("gradients: the error is %.3f of PyTorch's\n",
+                  spread[0] / spread[1]);
+    assert_true(spread[0] <= 1.5 * spread[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_oracle__agrees_with_pytorch),
         cmocka_unit_test(test_library__agrees_with_pytorch),
         cmocka_unit_test(test_library__is_as_exact_as_pytorch),
+        cmocka_unit_test(test_backward__agrees_with_pytorch),
+        cmocka_unit_test(test_backward__is_as_exact_as_pytorch),
         cmocka_unit_test(test_article_f64__is_as_near_as_it_says)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

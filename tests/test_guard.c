@@ -5,12 +5,13 @@
  */
 #include "kit.h"
 #include "guard.h"
+#include "train.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST 24
+#define MOST 32
 
 /* All guarded memory of one call. */
 struct fence {
@@ -393,6 +394,239 @@ static void test_sdpa__keys_beyond_kv_lens_need_no_memory(void **state)
     }
 }
 
+/* ---- attn_sdpa_backward ---- */
+
+static void make_training(training *t, attn_dtype dtype, const struct shape *s,
+                          int options, const struct problem *lens)
+{
+    const train_sizes sizes = {s->B, s->Hq, s->Hkv, s->Tq, s->Tk, s->D, s->Dv};
+    train_make(t, 1, dtype, &sizes);
+    t->p.align = ATTN_ALIGN_BOTTOM_RIGHT;
+    t->p.causal = (options & CAUSAL) != 0;
+    if (options & WINDOW) {
+        t->p.flags |= ATTN_SDPA_WINDOW;
+        t->p.window_left = 2;
+        t->p.window_right = 1;
+    }
+    if (options & BLAS_ONLY)
+        t->p.flags |= ATTN_SDPA_BLAS_ONLY;
+    if (options & KEEP_MASK)
+        train_use_keep(t, s->B, s->Hq, s->Tq, s->Tk);
+    if (options & ADD_MASK)
+        train_use_mask(t, s->B, 1, s->Tq, s->Tk);
+    if (options & PREFIX)
+        train_use_mask(t, 1, s->Hq, 1, s->Tk);
+    if (options & OUTPUTS) {
+        train_use_lse(t);
+        train_use_alibi(t, 0);
+        train_use_sinks(t, s->B);
+    }
+    t->p.q_lens = options & Q_LENS ? lens->q_lens : NULL;
+    t->p.kv_lens = options & KV_LENS ? lens->kv_lens : NULL;
+    if (options & BTHD) {
+        tensor *of_q[] = {&t->q, &t->d[TRAIN_D_Q]};
+        tensor *of_out[] = {&t->out, &t->d_out};
+        tensor *of_k[] = {&t->k, &t->d[TRAIN_D_K]};
+        tensor *of_v[] = {&t->v, &t->d[TRAIN_D_V]};
+        for (int n = 0; n < 2; n++) {
+            attn_view_bthd(&of_q[n]->view, dtype, of_q[n]->view.data, s->B,
+                           s->Tq, s->Hq, s->D);
+            attn_view_bthd(&of_out[n]->view, dtype, of_out[n]->view.data, s->B,
+                           s->Tq, s->Hq, s->Dv);
+            attn_view_bthd(&of_k[n]->view, dtype, of_k[n]->view.data, s->B,
+                           s->Tk, s->Hkv, s->D);
+            attn_view_bthd(&of_v[n]->view, dtype, of_v[n]->view.data, s->B,
+                           s->Tk, s->Hkv, s->Dv);
+        }
+    }
+}
+
+/* The same call with everything fenced. */
+static void run_fenced_training(const training *t, struct fence *f,
+                                const struct shape *s,
+                                attn_tensor d[TRAIN_GRADIENTS])
+{
+    attn_sdpa_params p = t->p;
+    attn_sdpa_gradients g = t->g;
+    attn_mask masks[ATTN_MAX_MASKS];
+    const attn_tensor *d_masks[ATTN_MAX_MASKS] = {NULL};
+    attn_tensor lse, d_lse, alibi, sinks;
+    const attn_tensor q = fence_input(f, &t->q.view);
+    const attn_tensor k = fence_input(f, &t->k.view);
+    const attn_tensor v = fence_input(f, &t->v.view);
+    const attn_tensor out = fence_input(f, &t->out.view);
+    const attn_tensor d_out = fence_input(f, &t->d_out.view);
+    const struct {
+        const attn_tensor **field;
+        attn_tensor *fenced;
+    } others[] = {{&p.lse, &lse},
+                  {&g.d_lse, &d_lse},
+                  {&p.alibi, &alibi},
+                  {&p.sinks, &sinks}};
+    for (size_t n = 0; n < COUNT(others); n++)
+        if (*others[n].field != NULL) {
+            *others[n].fenced = fence_input(f, *others[n].field);
+            *others[n].field = others[n].fenced;
+        }
+    for (int n = 0; n < p.num_masks; n++) {
+        masks[n] = t->masks[n];
+        masks[n].view = fence_input(f, &t->masks[n].view);
+    }
+    p.masks = p.num_masks > 0 ? masks : NULL;
+    p.q_lens = fence_numbers(f, p.q_lens, s->B);
+    p.kv_lens = fence_numbers(f, p.kv_lens, s->B);
+    for (int n = 0; n < TRAIN_GRADIENTS; n++)
+        if (t->d[n].block)
+            d[n] = fence_output(f, &t->d[n].view);
+    g.d_q = &d[TRAIN_D_Q];
+    g.d_k = &d[TRAIN_D_K];
+    g.d_v = &d[TRAIN_D_V];
+    g.d_scale = &d[TRAIN_D_SCALE];
+    g.d_alibi = p.alibi ? &d[TRAIN_D_ALIBI] : NULL;
+    g.d_sinks = p.sinks ? &d[TRAIN_D_SINKS] : NULL;
+    for (int n = 0; n < p.num_masks; n++)
+        if (t->d_masks[n])
+            d_masks[n] = &d[TRAIN_D_MASK + n];
+    g.d_masks = t->g.d_masks ? d_masks : NULL;
+    size_t bytes;
+    size_t alignment;
+    if (attn_sdpa_backward_workspace(NULL, &p, &q, &k, &v, &out, &d_out, &g,
+                                     &bytes, &alignment) != ATTN_OK)
+        fail_msg("%s", attn_last_error());
+    void *work = fence_bytes(f, bytes, alignment);
+    if (attn_sdpa_backward_work(NULL, &p, &q, &k, &v, &out, &d_out, &g, work,
+                                bytes) != ATTN_OK)
+        fail_msg("%s", attn_last_error());
+}
+
+static void fenced_backward(attn_dtype dtype, const struct shape *s,
+                            int options)
+{
+    char what[160];
+    struct problem lens;
+    training t;
+    snprintf(what, sizeof what,
+             "gradients, type %d, B %d, Hq %d, Hkv %d, Tq %d, Tk %d, D %d, "
+             "Dv %d, options %d",
+             (int)dtype, (int)s->B, (int)s->Hq, (int)s->Hkv, (int)s->Tq,
+             (int)s->Tk, (int)s->D, (int)s->Dv, options);
+    for (int b = 0; b < 4; b++) {
+        lens.q_lens[b] = kit_int(0, s->Tq);
+        lens.kv_lens[b] = kit_int(0, s->Tk);
+    }
+    make_training(&t, dtype, s, options, &lens);
+    train_forward(&t, NULL, what);
+    train_backward(&t, NULL, what);
+    for (int side = GUARD_END; side <= GUARD_START; side++) {
+        struct fence f = {(enum guard_side)side, 0, {{0}}};
+        attn_tensor d[TRAIN_GRADIENTS];
+        run_fenced_training(&t, &f, s, d);
+        for (int n = 0; n < TRAIN_GRADIENTS; n++)
+            if (t.d[n].block && !kit_same(&t.d[n].view, &d[n]))
+                fail_msg("%s, side %d: other bits in %s", what, side,
+                         train_names[n]);
+        fence_end(&f, what);
+    }
+    train_free(&t);
+}
+
+static void backward_tails(attn_dtype dtype)
+{
+    const struct shape base = {1, 2, 1, 5, 7, 3, 3};
+    for (size_t n = 0; n < COUNT(tails); n++) {
+        struct shape s = base;
+        s.Tq = tails[n];
+        fenced_backward(dtype, &s, OUTPUTS);
+        s = base;
+        s.Tk = tails[n];
+        fenced_backward(dtype, &s, OUTPUTS | ADD_MASK);
+        s = base;
+        s.D = tails[n];
+        fenced_backward(dtype, &s, OUTPUTS);
+        s = base;
+        s.Dv = tails[n];
+        fenced_backward(dtype, &s, OUTPUTS);
+        s.Tq = s.Tk = s.D = s.Dv = tails[n];
+        fenced_backward(dtype, &s, OUTPUTS | CAUSAL);
+        fenced_backward(dtype, &s, CAUSAL | BLAS_ONLY);
+        s.Tq = 1;
+        fenced_backward(dtype, &s, OUTPUTS);
+    }
+}
+
+static void test_sdpa_backward_f32__touches_only_its_arguments(void **state)
+{
+    (void)state;
+    backward_tails(ATTN_F32);
+}
+
+static void test_sdpa_backward_f64__touches_only_its_arguments(void **state)
+{
+    (void)state;
+    backward_tails(ATTN_F64);
+}
+
+static void test_sdpa_backward__random_sizes_and_options(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 300; seed++) {
+        kit_seed(seed);
+        const int64_t heads = kit_int(1, 3);
+        const struct shape s = {kit_int(1, 2),  heads * kit_int(1, 3),
+                                heads,          kit_int(1, 70),
+                                kit_int(1, 70), kit_int(1, 40),
+                                kit_int(1, 40)};
+        fenced_backward(seed % 2 ? ATTN_F32 : ATTN_F64, &s,
+                        (int)kit_int(0, ALL_OPTIONS));
+    }
+}
+
+static void test_sdpa_backward__long_rows(void **state)
+{
+    (void)state;
+    const struct shape shapes[] = {{1, 1, 1, 131, 1029, 65, 33},
+                                   {1, 1, 1, 517, 259, 31, 65},
+                                   {1, 8, 1, 1, 1031, 64, 64},
+                                   {2, 4, 2, 3, 777, 128, 128}};
+    for (size_t n = 0; n < COUNT(shapes); n++) {
+        fenced_backward(ATTN_F32, &shapes[n], OUTPUTS | ADD_MASK);
+        fenced_backward(ATTN_F64, &shapes[n], CAUSAL | KV_LENS | BTHD);
+    }
+}
+
+/* Keys at and beyond kv_lens are not read, and their gradients are set: so
+ * that only those of k and v need memory. */
+static void test_sdpa_backward__keys_beyond_kv_lens_need_no_memory(void **state)
+{
+    (void)state;
+    for (int64_t len = 0; len <= 40; len++) {
+        struct fence f = {GUARD_END, 0, {{0}}};
+        const train_sizes sizes = {1, 1, 1, 5, len, 8, 8};
+        training t;
+        train_make(&t, 2, ATTN_F32, &sizes);
+        train_forward(&t, NULL, "kv_lens");
+        attn_tensor k = fence_input(&f, &t.k.view);
+        attn_tensor v = fence_input(&f, &t.v.view);
+        attn_tensor d_k = kit_make(ATTN_F32, 1, 1, 300, 8);
+        k.shape[2] = v.shape[2] = 300;
+        t.p.kv_lens = &len;
+        t.g.d_k = &d_k;
+        t.g.d_v = NULL;
+        if (attn_sdpa_backward(NULL, &t.p, &t.q.view, &k, &v, &t.out.view,
+                               &t.d_out.view, &t.g) != ATTN_OK)
+            fail_msg("%s", attn_last_error());
+        for (int64_t j = len; j < 300; j++)
+            for (int64_t d = 0; d < 8; d++) {
+                const double met = kit_get(&d_k, 0, 0, j, d);
+                if (met < 0.0 || met > 0.0)
+                    fail_msg("d_k is not 0 beyond kv_lens");
+            }
+        fence_end(&f, "kv_lens");
+        kit_drop(&d_k);
+        train_free(&t);
+    }
+}
+
 /* ---- the other calls ---- */
 
 static void test_softmax__touches_only_its_arguments(void **state)
@@ -592,6 +826,12 @@ int main(void)
         cmocka_unit_test(test_sdpa__long_rows),
         cmocka_unit_test(test_sdpa__ragged_rows_outside_are_not_touched),
         cmocka_unit_test(test_sdpa__keys_beyond_kv_lens_need_no_memory),
+        cmocka_unit_test(test_sdpa_backward_f32__touches_only_its_arguments),
+        cmocka_unit_test(test_sdpa_backward_f64__touches_only_its_arguments),
+        cmocka_unit_test(test_sdpa_backward__random_sizes_and_options),
+        cmocka_unit_test(test_sdpa_backward__long_rows),
+        cmocka_unit_test(
+            test_sdpa_backward__keys_beyond_kv_lens_need_no_memory),
         cmocka_unit_test(test_softmax__touches_only_its_arguments),
         cmocka_unit_test(test_mask__touches_only_its_arguments),
         cmocka_unit_test(test_linear__touches_only_its_arguments),

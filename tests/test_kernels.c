@@ -114,6 +114,9 @@ int main(void)
         BOTH(test_alibi__keeps_finite_scores_finite),
         BOTH(test_softmax__counts_moments_and_changes_nothing),
         BOTH(test_row_weights__counts_moments_and_changes_nothing),
+        BOTH(test_gradient__is_the_formula_and_0_where_hidden),
+        BOTH(test_gradient__at_the_ends),
+        BOTH(test_dot__is_exact_in_double),
         BOTH(test_rows__are_the_formula_for_every_storage),
     };
     kit_seed(20);

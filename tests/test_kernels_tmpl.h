@@ -243,6 +243,99 @@ N(test_row_weights__counts_moments_and_changes_nothing)(void **state)
     }
 }
 
+/* ------------------------------------------------------------- Gradients -- */
+
+/* A tile with every tenth pair hidden, if hide, behind what is no number. */
+static void N(gradient_of_tile)(R unit, bool hide)
+{
+    enum { LD = 2 * LANES };
+    const R odd[] = {(R)NAN, (R)INFINITY, (R)-INFINITY, R_LARGEST};
+    static R s[N(KEYS) * LD], d[N(KEYS) * LD], p[N(KEYS) * LD], z[N(KEYS) * LD];
+    static uint64_t words[N(KEYS) * ATTN__LANE_WORDS];
+    R m[LD], low[LD], delta[LD];
+    memset(words, 0, sizeof words);
+    for (int l = 0; l < LD; l++) {
+        m[l] = (R)(kit_real() * 4 + 8);
+        low[l] = (R)kit_real() * EPSILON * 4;
+        delta[l] = (R)kit_real();
+    }
+    for (int a = 0; a < N(KEYS) * LD; a++) {
+        const bool visible = !hide || a % 10 != 3;
+        s[a] = visible ? (R)(kit_real() * 10) : odd[a / 10 % 4];
+        d[a] = visible ? (R)kit_real() : odd[a / 40 % 4];
+        words[a / LD * ATTN__LANE_WORDS] |= (uint64_t)visible << a % LD;
+    }
+    memcpy(p, s, sizeof s);
+    memcpy(z, d, sizeof d);
+    N(table)
+    ()->gradient(p, z, LD, N(KEYS), LD, m, low, unit, delta,
+                 hide ? words : NULL);
+    for (int a = 0; a < N(KEYS) * LD; a++) {
+        const int l = a % LD;
+        const long double x =
+            (long double)s[a] - (long double)m[l] - (long double)low[l];
+        const long double w = unit > 0 ? exp2l((long double)unit * x) : expl(x);
+        const long double dz = w * ((long double)d[a] - (long double)delta[l]);
+        /* x, up to 22, is rounded twice, by 8 units of EPSILON each time, and
+         * w by less than 4; the difference beside it is at most 2. */
+        const long double bound =
+            (16 * (long double)(unit > 0 ? unit : 1) + 4) *
+            (long double)EPSILON * w;
+        if (hide && a % 10 == 3) {
+            assert_true(p[a] == 0 && z[a] == 0);
+            continue;
+        }
+        assert_true(fabsl((long double)p[a] - w) <= bound);
+        assert_true(fabsl((long double)z[a] - dz) <= 3 * bound);
+    }
+}
+
+static void N(test_gradient__is_the_formula_and_0_where_hidden)(void **state)
+{
+    (void)state;
+    for (int hide = 0; hide < 2; hide++) {
+        N(gradient_of_tile)(0, hide);
+        N(gradient_of_tile)((R)1.4426950408889634, hide);
+        N(gradient_of_tile)((R)0.7213475204444817, hide);
+    }
+}
+
+/* An LSE of +inf leaves no weight; one far below the scores is no LSE of
+ * theirs, and shows; NaN stays. */
+static void N(test_gradient__at_the_ends)(void **state)
+{
+    (void)state;
+    const R units[] = {0, (R)1.25};
+    for (int u = 0; u < 2; u++) {
+        R s[LANES] = {1, 2, (R)NAN, 3}, d[LANES] = {1, 1, 1, (R)NAN};
+        R m[LANES] = {(R)INFINITY, -2000, 0, 3};
+        R low[LANES] = {0}, delta[LANES] = {0};
+        N(table)
+        ()->gradient(s, d, LANES, 1, LANES, m, low, units[u], delta, NULL);
+        assert_true(s[0] == 0 && d[0] == 0);
+        assert_true(isinf(s[1]) && s[1] > 0 && isinf(d[1]));
+        assert_true(isnan(s[2]) && isnan(d[2]));
+        assert_true(s[3] == 1 && isnan(d[3]));
+    }
+}
+
+static void N(test_dot__is_exact_in_double)(void **state)
+{
+    (void)state;
+    R x[70], y[70];
+    for (int n = 0; n <= 70; n++) {
+        long double want = 0, size = 0;
+        for (int a = 0; a < n; a++) {
+            x[a] = (R)kit_real();
+            y[a] = (R)kit_real();
+            want += (long double)x[a] * (long double)y[a];
+            size += fabsl((long double)x[a] * (long double)y[a]);
+        }
+        assert_true(fabsl((long double)N(table)()->dot(x, y, n) - want) <=
+                    (n + 1) * (long double)DBL_EPSILON * size);
+    }
+}
+
 /* ------------------------------------------------------------------ Rows -- */
 
 /* Rows of random numbers at odd places, their values beside them. */

@@ -191,12 +191,20 @@ struct operation {
     attn_status (*run)(const attn_context *);
 };
 
-#define NUM_OUTPUTS 4
+#define NUM_GRADIENTS 7
+#define NUM_OUTPUTS (4 + NUM_GRADIENTS)
 
 /* Inputs shared by all operations, and their outputs. */
 static struct {
     attn_tensor q, k, v, x, w_in, w_out, bias;
     attn_tensor out, lse, weights, y;
+    /* Of a call before: the inputs of the gradients. */
+    attn_tensor result, sums, slopes, sinks;
+    attn_mask mask;
+    attn_tensor gradient[NUM_GRADIENTS];
+    const attn_tensor *d_masks[1];
+    attn_sdpa_params training;
+    attn_sdpa_gradients gradients;
     attn_tensor copies[NUM_OUTPUTS];
     attn_sdpa_params sdpa;
     attn_mha_params mha;
@@ -204,9 +212,8 @@ static struct {
 
 static attn_tensor *output(int n)
 {
-    attn_tensor *outputs[NUM_OUTPUTS] = {&all.out, &all.lse, &all.weights,
-                                         &all.y};
-    return outputs[n];
+    attn_tensor *outputs[4] = {&all.out, &all.lse, &all.weights, &all.y};
+    return n < 4 ? outputs[n] : &all.gradient[n - 4];
 }
 
 /* Strides that are not unit make the library pack, which takes memory. */
@@ -216,6 +223,49 @@ static attn_tensor make_spread(int64_t a, int64_t b, int64_t c, int64_t d)
     t.shape[3] = d;
     t.stride[3] = 2;
     return t;
+}
+
+/* Gradients of everything, as d_out the queries' result of a call. */
+static void make_training(void)
+{
+    attn_sdpa_gradients *g = &all.gradients;
+    all.result = kit_make(ATTN_F32, 2, 4, 70, 20);
+    all.sums = kit_make(ATTN_F32, 2, 4, 70, 1);
+    all.slopes = kit_make(ATTN_F32, 1, 1, 1, 4);
+    all.sinks = kit_make(ATTN_F32, 2, 4, 1, 1);
+    all.mask.kind = ATTN_MASK_ADD;
+    all.mask.view = kit_make(ATTN_F32, 2, 1, 70, 90);
+    attn_sdpa_params_init(&all.training);
+    all.training.lse = &all.sums;
+    all.training.alibi = &all.slopes;
+    all.training.sinks = &all.sinks;
+    all.training.softcap = 3.0;
+    all.training.align = ATTN_ALIGN_BOTTOM_RIGHT;
+    all.training.masks = &all.mask;
+    all.training.num_masks = 1;
+    /* Not the default context, which is to be new for the first test. */
+    attn_context *context = make_context(1);
+    if (attn_sdpa(context, &all.training, &all.q, &all.k, &all.v,
+                  &all.result) != ATTN_OK)
+        fail_msg("%s", attn_last_error());
+    attn_context_destroy(context);
+    all.gradient[0] = kit_make(ATTN_F32, 2, 4, 70, 24);
+    all.gradient[1] = make_spread(2, 2, 90, 24);
+    all.gradient[2] = kit_make(ATTN_F32, 2, 2, 90, 20);
+    all.gradient[3] = kit_make(ATTN_F32, 2, 1, 70, 90);
+    all.gradient[4] = kit_make(ATTN_F32, 1, 1, 1, 4);
+    all.gradient[5] = kit_make(ATTN_F32, 2, 4, 1, 1);
+    all.gradient[6] = kit_make(ATTN_F32, 1, 1, 1, 1);
+    attn_sdpa_gradients_init(g);
+    g->d_lse = &all.sums;
+    g->d_q = &all.gradient[0];
+    g->d_k = &all.gradient[1];
+    g->d_v = &all.gradient[2];
+    all.d_masks[0] = &all.gradient[3];
+    g->d_masks = all.d_masks;
+    g->d_alibi = &all.gradient[4];
+    g->d_sinks = &all.gradient[5];
+    g->d_scale = &all.gradient[6];
 }
 
 static int make_all(void **state)
@@ -242,6 +292,7 @@ static int make_all(void **state)
     all.mha.w_qkv = &all.w_in;
     all.mha.b_qkv = &all.bias;
     all.mha.w_o = &all.w_out;
+    make_training();
     for (int n = 0; n < NUM_OUTPUTS; n++) {
         const int64_t *s = output(n)->shape;
         all.copies[n] = kit_make(ATTN_F32, s[0], s[1], s[2], s[3]);
@@ -252,13 +303,15 @@ static int make_all(void **state)
 static int drop_all(void **state)
 {
     (void)state;
-    attn_tensor *made[] = {&all.q,       &all.k,    &all.v,    &all.out,
-                           &all.lse,     &all.x,    &all.w_in, &all.w_out,
-                           &all.weights, &all.bias, &all.y};
+    attn_tensor *made[] = {&all.q,    &all.k,      &all.v,     &all.x,
+                           &all.w_in, &all.w_out,  &all.bias,  &all.result,
+                           &all.sums, &all.slopes, &all.sinks, &all.mask.view};
     for (size_t n = 0; n < COUNT(made); n++)
         kit_drop(made[n]);
-    for (int n = 0; n < NUM_OUTPUTS; n++)
+    for (int n = 0; n < NUM_OUTPUTS; n++) {
+        kit_drop(output(n));
         kit_drop(&all.copies[n]);
+    }
     return 0;
 }
 
@@ -272,6 +325,12 @@ static attn_status run_mha(const attn_context *context)
     return attn_mha(context, &all.mha, &all.x, NULL, NULL, &all.y);
 }
 
+static attn_status run_backward(const attn_context *context)
+{
+    return attn_sdpa_backward(context, &all.training, &all.q, &all.k, &all.v,
+                              &all.result, &all.result, &all.gradients);
+}
+
 static attn_status run_linear(const attn_context *context)
 {
     attn_tensor w = all.w_out;
@@ -282,6 +341,7 @@ static const struct operation operations[] = {
     {"attn_sdpa", run_sdpa},
     {"attn_mha", run_mha},
     {"attn_linear", run_linear},
+    {"attn_sdpa_backward", run_backward},
 };
 
 #define MARK (-77.0)
@@ -292,22 +352,42 @@ static void mark_outputs(void)
         kit_fill_with(output(n), MARK);
 }
 
+static bool is_marked(const attn_tensor *t)
+{
+    const int64_t *s = t->shape;
+    for (int64_t b = 0; b < s[0]; b++)
+        for (int64_t h = 0; h < s[1]; h++)
+            for (int64_t i = 0; i < s[2]; i++)
+                for (int64_t j = 0; j < s[3]; j++) {
+                    const double x = kit_get(t, b, h, i, j);
+                    if (x > MARK || x < MARK)
+                        return false;
+                }
+    return true;
+}
+
 static bool outputs_untouched(void)
 {
-    for (int n = 0; n < NUM_OUTPUTS; n++) {
-        const float *x = output(n)->data;
-        for (int64_t k = 0; k < kit_elements(output(n)); k++)
-            if ((double)x[k] > MARK || (double)x[k] < MARK)
-                return false;
-    }
+    for (int n = 0; n < NUM_OUTPUTS; n++)
+        if (!is_marked(output(n)))
+            return false;
     return true;
+}
+
+static void copy_elements(const attn_tensor *to, const attn_tensor *from)
+{
+    const int64_t *s = to->shape;
+    for (int64_t b = 0; b < s[0]; b++)
+        for (int64_t h = 0; h < s[1]; h++)
+            for (int64_t i = 0; i < s[2]; i++)
+                for (int64_t j = 0; j < s[3]; j++)
+                    kit_set(to, b, h, i, j, kit_get(from, b, h, i, j));
 }
 
 static void remember_outputs(void)
 {
     for (int n = 0; n < NUM_OUTPUTS; n++)
-        memcpy(all.copies[n].data, output(n)->data,
-               (size_t)kit_elements(output(n)) * sizeof(float));
+        copy_elements(&all.copies[n], output(n));
 }
 
 static bool outputs_as_remembered(void)
@@ -489,6 +569,25 @@ static void mha_work_run(const attn_context *context)
     free(work);
 }
 
+static void backward_work_run(const attn_context *context)
+{
+    size_t bytes;
+    size_t alignment;
+    assert_int_equal(
+        attn_sdpa_backward_workspace(context, &all.training, &all.q, &all.k,
+                                     &all.v, &all.result, &all.result,
+                                     &all.gradients, &bytes, &alignment),
+        ATTN_OK);
+    void *work = make_work(bytes, alignment);
+    arm(0, false);
+    const attn_status status = attn_sdpa_backward_work(
+        context, &all.training, &all.q, &all.k, &all.v, &all.result,
+        &all.result, &all.gradients, work, bytes);
+    assert_int_equal(disarm(), 0);
+    assert_int_equal(status, ATTN_OK);
+    free(work);
+}
+
 static void work_equals_plain(void (*work)(const attn_context *),
                               const struct operation *plain)
 {
@@ -519,6 +618,12 @@ static void test_mha_work__never_allocates(void **state)
 {
     (void)state;
     work_equals_plain(mha_work_run, &operations[1]);
+}
+
+static void test_sdpa_backward_work__never_allocates(void **state)
+{
+    (void)state;
+    work_equals_plain(backward_work_run, &operations[3]);
 }
 
 /* ---- the query ---- */
@@ -647,6 +752,164 @@ static void test_mha_workspace__is_enough_for_smaller_problems(void **state)
     }
 }
 
+/* Which gradients a query is for, or-ed. */
+enum { D_Q = 1, D_K = 2, D_V = 4, D_MASK = 8, D_ALIBI = 16, D_SCALE = 32 };
+
+/* Of the gradients of a problem whose mask is summed as mask says: 1, 2, 4 and
+ * 8 for a size of 1. */
+static size_t query_gradients(int32_t threads, const struct problem *p,
+                              int wanted, int mask, bool same_params,
+                              size_t *alignment)
+{
+    static const double nothing[1] = {0};
+    const int64_t *s = p->size;
+    const int64_t heads = s[1] * s[2];
+    attn_tensor q, k, v, out, lse, slopes, d[6];
+    attn_mask added = {.kind = ATTN_MASK_ADD};
+    const attn_tensor *d_masks[1] = {&d[3]};
+    attn_sdpa_params params = ATTN_SDPA_PARAMS_INIT;
+    attn_sdpa_gradients g = ATTN_SDPA_GRADIENTS_INIT;
+    attn_view_bhtd(&q, ATTN_F32, nothing, s[0], heads, s[3], s[5]);
+    attn_view_bhtd(&k, ATTN_F32, nothing, s[0], s[1], s[4], s[5]);
+    attn_view_bhtd(&v, ATTN_F32, nothing, s[0], s[1], s[4], s[6]);
+    attn_view_bhtd(&out, ATTN_F32, nothing, s[0], heads, s[3], s[6]);
+    attn_view_bhtd(&lse, ATTN_F32, nothing, s[0], heads, s[3], 1);
+    attn_view_vector(&slopes, ATTN_F32, nothing, heads);
+    attn_view_bhtd(&added.view, ATTN_F32, nothing, mask & 1 ? 1 : s[0],
+                   mask & 2 ? 1 : heads, mask & 4 ? 1 : s[3],
+                   mask & 8 ? 1 : s[4]);
+    d[0] = q;
+    d[1] = k;
+    d[2] = v;
+    d[3] = added.view;
+    d[4] = slopes;
+    attn_view_vector(&d[5], ATTN_F32, nothing, 1);
+    /* Far apart, so that the views do not overlap; nothing is read. */
+    for (int n = 0; n < 6; n++)
+        d[n].data = (void *)((uintptr_t)(n + 1) << 40);
+    params.lse = &lse;
+    params.align = ATTN_ALIGN_TOP_LEFT;
+    if (same_params || (wanted & D_ALIBI))
+        params.alibi = &slopes;
+    if (same_params || (wanted & D_MASK)) {
+        params.masks = &added;
+        params.num_masks = 1;
+    }
+    g.d_q = wanted & D_Q ? &d[0] : NULL;
+    g.d_k = wanted & D_K ? &d[1] : NULL;
+    g.d_v = wanted & D_V ? &d[2] : NULL;
+    g.d_masks = wanted & D_MASK ? d_masks : NULL;
+    g.d_alibi = wanted & D_ALIBI ? &d[4] : NULL;
+    g.d_scale = wanted & D_SCALE ? &d[5] : NULL;
+    attn_context_params cp = ATTN_CONTEXT_PARAMS_INIT;
+    attn_context *context = NULL;
+    size_t bytes = 0;
+    cp.num_threads = threads;
+    assert_int_equal(attn_context_create(&context, &cp), ATTN_OK);
+    const attn_status status = attn_sdpa_backward_workspace(
+        context, &params, &q, &k, &v, &out, &out, &g, &bytes, alignment);
+    attn_context_destroy(context);
+    if (status != ATTN_OK)
+        fail_msg("%s", attn_last_error());
+    return bytes;
+}
+
+static void
+test_sdpa_backward_workspace__is_enough_for_smaller_problems(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 1500; seed++) {
+        kit_seed(seed);
+        const int64_t largest = kit_int(0, 1) == 1 ? 20 : 900;
+        struct problem large;
+        struct problem small;
+        for (int n = 0; n < 7; n++) {
+            large.size[n] = kit_int(1, n < 3 ? 6 : largest);
+            small.size[n] = kit_int(0, large.size[n]);
+            if (kit_int(0, 2) == 0)
+                small.size[n] = large.size[n];
+        }
+        if (small.size[1] == 0)
+            small.size[1] = small.size[2] = 1;
+        const int32_t threads = (int32_t)kit_int(1, 9);
+        const int32_t fewer = (int32_t)kit_int(1, threads);
+        const int wanted = (int)kit_int(0, 63);
+        const int mask = (int)kit_int(0, 15);
+        size_t alignment = 0;
+        size_t small_alignment = 0;
+        const size_t bytes =
+            query_gradients(threads, &large, wanted, mask, true, &alignment);
+        const size_t needed = query_gradients(fewer, &small, wanted, mask, true,
+                                              &small_alignment);
+        if (needed > bytes || small_alignment > alignment)
+            fail_msg("seed %d: %zu bytes at %zu are not enough for %zu at %zu",
+                     (int)seed, bytes, alignment, needed, small_alignment);
+    }
+}
+
+/* Scratch memory of gradients does not grow with the lengths either. */
+static void
+test_sdpa_backward_workspace__is_constant_in_the_lengths(void **state)
+{
+    (void)state;
+    const struct problem some = {{1, 1, 1, 4096, 4096, 64, 64}};
+    const struct problem more = {{1, 1, 1, 65536, 65536, 64, 64}};
+    size_t alignment;
+    for (int wanted = 0; wanted < 64; wanted++)
+        for (int32_t threads = 1; threads <= 4; threads += 3) {
+            const size_t bytes =
+                query_gradients(threads, &more, wanted, 0, false, &alignment);
+            assert_true(bytes <= query_gradients(threads, &some, wanted, 0,
+                                                 false, &alignment));
+            assert_true(bytes <= (size_t)threads * 4 << 20);
+        }
+}
+
+static void
+test_sdpa_backward_work__takes_the_memory_of_a_larger_problem(void **state)
+{
+    (void)state;
+    size_t bytes;
+    size_t alignment;
+    attn_context *context = make_context(3);
+    attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+    attn_sdpa_gradients g = all.gradients;
+    attn_tensor lse = all.sums;
+    p.lse = &lse;
+    g.d_lse = g.d_alibi = g.d_sinks = NULL;
+    g.d_masks = NULL;
+    assert_int_equal(attn_sdpa_backward_workspace(
+                         context, &p, &all.q, &all.k, &all.v, &all.result,
+                         &all.result, &g, &bytes, &alignment),
+                     ATTN_OK);
+    void *work = make_work(bytes, alignment);
+    for (int64_t len = 1; len <= 70; len += 3) {
+        attn_tensor q = all.q;
+        attn_tensor k = all.k;
+        attn_tensor v = all.v;
+        attn_tensor out = all.result;
+        attn_tensor d_q = all.gradient[0];
+        attn_tensor d_k = all.gradient[1];
+        attn_tensor d_v = all.gradient[2];
+        q.shape[2] = out.shape[2] = lse.shape[2] = d_q.shape[2] = len;
+        k.shape[2] = v.shape[2] = d_k.shape[2] = d_v.shape[2] = 90 - len;
+        g.d_q = &d_q;
+        g.d_k = &d_k;
+        g.d_v = &d_v;
+        mark_outputs();
+        assert_int_equal(
+            attn_sdpa_backward(NULL, &p, &q, &k, &v, &out, &out, &g), ATTN_OK);
+        remember_outputs();
+        mark_outputs();
+        assert_int_equal(attn_sdpa_backward_work(context, &p, &q, &k, &v, &out,
+                                                 &out, &g, work, bytes),
+                         ATTN_OK);
+        assert_true(outputs_as_remembered());
+    }
+    free(work);
+    attn_context_destroy(context);
+}
+
 /* The promise is about calls: the scratch memory of a larger problem is taken
  * for a smaller one and gives the same bits. */
 static void test_sdpa_work__takes_the_memory_of_a_larger_problem(void **state)
@@ -727,6 +990,13 @@ int main(void)
         cmocka_unit_test(test_context_hooks__are_the_only_source),
         cmocka_unit_test(test_sdpa_work__never_allocates),
         cmocka_unit_test(test_mha_work__never_allocates),
+        cmocka_unit_test(test_sdpa_backward_work__never_allocates),
+        cmocka_unit_test(
+            test_sdpa_backward_workspace__is_enough_for_smaller_problems),
+        cmocka_unit_test(
+            test_sdpa_backward_workspace__is_constant_in_the_lengths),
+        cmocka_unit_test(
+            test_sdpa_backward_work__takes_the_memory_of_a_larger_problem),
         cmocka_unit_test(test_sdpa_workspace__is_enough_for_smaller_problems),
         cmocka_unit_test(test_mha_workspace__is_enough_for_smaller_problems),
         cmocka_unit_test(test_sdpa_work__takes_the_memory_of_a_larger_problem),

@@ -2621,6 +2621,835 @@ static void test_sdpa_workspace__results_are_needed(void **state)
     finish();
 }
 
+/* ---- attn_sdpa_backward and its three other calls ---- */
+
+/* A valid problem with its gradients, those of masks, slopes and sinks not
+ * asked for. */
+struct backward {
+    struct sdpa s;
+    attn_sdpa_gradients g;
+    attn_tensor d_out, d_lse;
+    attn_tensor d_q, d_k, d_v, d_mask, d_alibi, d_sinks, d_scale;
+    const attn_tensor *d_masks[ATTN_MAX_MASKS];
+    const attn_tensor *pd_out;
+    const attn_sdpa_gradients *pg;
+};
+
+static void backward_base(struct backward *c)
+{
+    sdpa_base(&c->s);
+    c->s.p.lse = &c->s.lse;
+    attn_sdpa_gradients_init(&c->g);
+    memset(c->d_masks, 0, sizeof c->d_masks);
+    c->d_out = take_view(ATTN_F32, B, HQ, TQ, DV);
+    c->d_lse = take_view(ATTN_F32, B, HQ, TQ, 1);
+    c->d_q = take_view(ATTN_F32, B, HQ, TQ, D);
+    c->d_k = take_view(ATTN_F32, B, HKV, TK, D);
+    c->d_v = take_view(ATTN_F32, B, HKV, TK, DV);
+    c->d_mask = take_view(ATTN_F32, B, HQ, TQ, TK);
+    c->d_alibi = take_view(ATTN_F32, 1, 1, 1, HQ);
+    c->d_sinks = take_view(ATTN_F32, B, HQ, 1, 1);
+    c->d_scale = take_view(ATTN_F32, 1, 1, 1, 1);
+    kit_fill(&c->s.out);
+    kit_fill(&c->s.lse);
+    kit_fill(&c->d_out);
+    kit_fill(&c->d_lse);
+    c->g.d_lse = &c->d_lse;
+    c->g.d_q = &c->d_q;
+    c->g.d_k = &c->d_k;
+    c->g.d_v = &c->d_v;
+    c->g.d_scale = &c->d_scale;
+    c->pd_out = &c->d_out;
+    c->pg = &c->g;
+}
+
+static void use_mask_gradient(struct backward *c)
+{
+    use_add_mask(&c->s);
+    c->d_masks[0] = &c->d_mask;
+    c->g.d_masks = c->d_masks;
+}
+
+static void use_second_mask(struct backward *c)
+{
+    c->s.p.num_masks = 2;
+    c->s.masks[1] = c->s.masks[0];
+}
+
+static void use_alibi_gradient(struct backward *c)
+{
+    c->s.p.alibi = &c->s.slopes;
+    c->s.p.align = ATTN_ALIGN_TOP_LEFT;
+    c->g.d_alibi = &c->d_alibi;
+}
+
+static void use_sinks_gradient(struct backward *c)
+{
+    c->s.p.sinks = &c->s.sinks;
+    c->g.d_sinks = &c->d_sinks;
+}
+
+static attn_status call_backward(const struct backward *c)
+{
+    const struct sdpa *s = &c->s;
+    return attn_sdpa_backward(NULL, s->pp, s->pq, s->pk, s->pv, s->pout,
+                              c->pd_out, c->pg);
+}
+
+static attn_status call_backward_check(const struct backward *c)
+{
+    const struct sdpa *s = &c->s;
+    return attn_sdpa_backward_check(NULL, s->pp, s->pq, s->pk, s->pv, s->pout,
+                                    c->pd_out, c->pg);
+}
+
+static attn_status call_backward_workspace(const struct backward *c,
+                                           size_t *bytes, size_t *alignment)
+{
+    const struct sdpa *s = &c->s;
+    return attn_sdpa_backward_workspace(NULL, s->pp, s->pq, s->pk, s->pv,
+                                        s->pout, c->pd_out, c->pg, bytes,
+                                        alignment);
+}
+
+static attn_status call_backward_work(const struct backward *c, void *work,
+                                      size_t bytes)
+{
+    const struct sdpa *s = &c->s;
+    return attn_sdpa_backward_work(NULL, s->pp, s->pq, s->pk, s->pv, s->pout,
+                                   c->pd_out, c->pg, work, bytes);
+}
+
+struct backward_case {
+    const char *name;
+    attn_status status;
+    const char *words;
+    void (*change)(struct backward *);
+};
+
+static struct backward_case backward_cases[512];
+static size_t num_backward_cases;
+
+/* As SDPA above. */
+#define BACKWARD(name, status, words)                                  \
+    static void backward_##name(struct backward *c);                   \
+    static void __attribute__((constructor)) add_backward_##name(void) \
+    {                                                                  \
+        const struct backward_case entry = {#name, status, words,      \
+                                            backward_##name};          \
+        backward_cases[num_backward_cases++] = entry;                  \
+    }                                                                  \
+    static void backward_##name(struct backward *c)
+
+BACKWARD(q_null, ATTN_ERR_NULL, "q|NULL")
+{
+    c->s.pq = NULL;
+}
+BACKWARD(q_data_null, ATTN_ERR_NULL, "q|data|NULL")
+{
+    c->s.q.data = NULL;
+}
+BACKWARD(k_null, ATTN_ERR_NULL, "k|NULL")
+{
+    c->s.pk = NULL;
+}
+BACKWARD(k_data_null, ATTN_ERR_NULL, "k|data|NULL")
+{
+    c->s.k.data = NULL;
+}
+BACKWARD(v_null, ATTN_ERR_NULL, "v|NULL")
+{
+    c->s.pv = NULL;
+}
+BACKWARD(v_data_null, ATTN_ERR_NULL, "v|data|NULL")
+{
+    c->s.v.data = NULL;
+}
+BACKWARD(out_null, ATTN_ERR_NULL, "out|NULL")
+{
+    c->s.pout = NULL;
+}
+BACKWARD(out_data_null, ATTN_ERR_NULL, "out|data|NULL")
+{
+    c->s.out.data = NULL;
+}
+BACKWARD(d_out_null, ATTN_ERR_NULL, "d_out|NULL")
+{
+    c->pd_out = NULL;
+}
+BACKWARD(d_out_data_null, ATTN_ERR_NULL, "d_out|data|NULL")
+{
+    c->d_out.data = NULL;
+}
+BACKWARD(gradients_null, ATTN_ERR_NULL, "gradients|NULL")
+{
+    c->pg = NULL;
+}
+BACKWARD(params_null, ATTN_ERR_NULL, "params.lse|NULL")
+{
+    c->s.pp = NULL;
+}
+BACKWARD(lse_null, ATTN_ERR_NULL, "params.lse|NULL")
+{
+    c->s.p.lse = NULL;
+}
+BACKWARD(lse_data_null, ATTN_ERR_NULL, "params.lse|data|NULL")
+{
+    c->s.lse.data = NULL;
+}
+BACKWARD(d_out_shape_0, ATTN_ERR_SHAPE, "d_out|shape|7")
+{
+    c->d_out.shape[0] = 7;
+}
+BACKWARD(d_out_shape_1, ATTN_ERR_SHAPE, "d_out|shape|7")
+{
+    c->d_out.shape[1] = 7;
+}
+BACKWARD(d_out_shape_2, ATTN_ERR_SHAPE, "d_out|shape|7")
+{
+    c->d_out.shape[2] = 7;
+}
+BACKWARD(d_out_shape_3, ATTN_ERR_SHAPE, "d_out|shape|7")
+{
+    c->d_out.shape[3] = 7;
+}
+BACKWARD(d_out_of_f64, ATTN_ERR_TYPE, "d_out|F64|F32")
+{
+    c->d_out.dtype = ATTN_F64;
+}
+BACKWARD(d_out_misaligned, ATTN_ERR_ALIGN, "d_out|data|multiple|4 bytes")
+{
+    shift(&c->d_out, 2);
+}
+BACKWARD(d_out_reserved, ATTN_ERR_UNSUPPORTED, "d_out|reserved|3")
+{
+    c->d_out.reserved = 3;
+}
+BACKWARD(d_k_of_16_bits, ATTN_ERR_TYPE, "gradients.d_k|F16|F32")
+{
+    c->s.k.dtype = c->s.v.dtype = ATTN_F16;
+    c->d_k.dtype = ATTN_F16;
+}
+BACKWARD(d_v_of_16_bits, ATTN_ERR_TYPE, "gradients.d_v|BF16|F32")
+{
+    c->s.k.dtype = c->s.v.dtype = ATTN_BF16;
+    c->d_v.dtype = ATTN_BF16;
+}
+BACKWARD(lse_shape, ATTN_ERR_SHAPE, "params.lse|shape|(2,4,3,1)")
+{
+    c->s.lse.shape[2] = TQ + 1;
+}
+BACKWARD(out_shape, ATTN_ERR_SHAPE, "out|shape|(2,4,3,6)")
+{
+    c->s.out.shape[3] = DV + 1;
+}
+BACKWARD(d_q_strides_that_meet, ATTN_ERR_STRIDE,
+         "gradients.d_q|strides|own place")
+{
+    c->d_q.stride[2] = D - 1;
+}
+BACKWARD(d_v_beyond_memory, ATTN_ERR_STRIDE, "gradients.d_v|strides|memory")
+{
+    c->d_v.stride[0] = INT64_MAX / 2;
+}
+BACKWARD(d_out_beyond_memory, ATTN_ERR_STRIDE, "d_out|strides|memory")
+{
+    c->d_out.stride[0] = INT64_MAX / 2;
+}
+BACKWARD(unknown_add, ATTN_ERR_UNSUPPORTED, "gradients.flags|0x80|0x7f")
+{
+    c->g.flags = 128;
+}
+BACKWARD(negative_add, ATTN_ERR_UNSUPPORTED, "gradients.flags|0x80000000|0x7f")
+{
+    c->g.flags = INT32_MIN;
+}
+BACKWARD(reserved, ATTN_ERR_UNSUPPORTED, "gradients.reserved|4")
+{
+    c->g.reserved = 4;
+}
+BACKWARD(struct_size_0, ATTN_ERR_STRUCT, "gradients.struct_size|0")
+{
+    c->g.struct_size = 0;
+}
+BACKWARD(struct_size_less, ATTN_ERR_STRUCT, "gradients.struct_size|79|80")
+{
+    c->g.struct_size = 79;
+}
+BACKWARD(params_struct_size, ATTN_ERR_STRUCT, "params.struct_size|8")
+{
+    c->s.p.struct_size = 8;
+}
+BACKWARD(d_masks_without_masks, ATTN_ERR_VALUE, "gradients.d_masks|num_masks|0")
+{
+    c->g.d_masks = c->d_masks;
+}
+BACKWARD(d_mask_of_a_keep_mask, ATTN_ERR_VALUE,
+         "gradients.d_masks[0]|masks[0]|ATTN_MASK_ADD")
+{
+    use_masks(&c->s, 1);
+    c->d_masks[0] = &c->d_mask;
+    c->g.d_masks = c->d_masks;
+}
+BACKWARD(d_mask_of_a_drop_mask_behind_another, ATTN_ERR_VALUE,
+         "gradients.d_masks[1]|masks[1]|kind 2")
+{
+    use_mask_gradient(c);
+    use_second_mask(c);
+    c->s.masks[1].kind = ATTN_MASK_DROP;
+    c->s.masks[1].view = c->s.masks[2].view;
+    c->d_masks[1] = &c->d_mask;
+}
+BACKWARD(d_alibi_without_alibi, ATTN_ERR_VALUE,
+         "gradients.d_alibi|params.alibi|NULL")
+{
+    c->g.d_alibi = &c->d_alibi;
+}
+BACKWARD(d_sinks_without_sinks, ATTN_ERR_VALUE,
+         "gradients.d_sinks|params.sinks|NULL")
+{
+    c->g.d_sinks = &c->d_sinks;
+}
+BACKWARD(d_alibi_of_the_other_shape, ATTN_ERR_SHAPE,
+         "gradients.d_alibi|(2,4,1,1)|(1,1,1,4)")
+{
+    use_alibi_gradient(c);
+    c->g.d_alibi = &c->d_sinks;
+}
+BACKWARD(d_sinks_of_the_other_shape, ATTN_ERR_SHAPE,
+         "gradients.d_sinks|(1,1,1,4)|(2,4,1,1)")
+{
+    use_sinks_gradient(c);
+    c->g.d_sinks = &c->d_alibi;
+}
+BACKWARD(d_mask_of_the_full_size, ATTN_ERR_SHAPE,
+         "gradients.d_masks[0]|(2,4,3,5)|(1,4,3,5)")
+{
+    use_mask_gradient(c);
+    c->s.masks[0].view.shape[0] = 1;
+}
+BACKWARD(with_weights, ATTN_ERR_UNSUPPORTED, "params.weights|NULL")
+{
+    c->s.p.weights = &c->s.weights;
+}
+BACKWARD(with_weights_mean, ATTN_ERR_UNSUPPORTED, "params.weights_mean|NULL")
+{
+    c->s.p.weights_mean = &c->s.mean;
+}
+BACKWARD(with_scores_raw, ATTN_ERR_UNSUPPORTED, "params.scores_raw|NULL")
+{
+    c->s.p.scores_raw = &c->s.raw;
+}
+BACKWARD(with_scores_capped, ATTN_ERR_UNSUPPORTED, "params.scores_capped|NULL")
+{
+    c->s.p.scores_capped = &c->s.capped;
+}
+BACKWARD(with_scores, ATTN_ERR_UNSUPPORTED, "params.scores|NULL")
+{
+    c->s.p.scores = &c->s.scores;
+}
+BACKWARD(with_key_sums, ATTN_ERR_UNSUPPORTED, "params.key_sums|NULL")
+{
+    c->s.p.key_sums = &c->s.key_sums;
+}
+BACKWARD(with_max_weight, ATTN_ERR_UNSUPPORTED, "params.max_weight|NULL")
+{
+    c->s.p.max_weight = &c->s.max_weight;
+}
+BACKWARD(with_effective_keys, ATTN_ERR_UNSUPPORTED,
+         "params.effective_keys|NULL")
+{
+    c->s.p.effective_keys = &c->s.effective_keys;
+}
+BACKWARD(with_entropy, ATTN_ERR_UNSUPPORTED, "params.entropy|NULL")
+{
+    c->s.p.entropy = &c->s.entropy;
+}
+BACKWARD(pages, ATTN_ERR_UNSUPPORTED, "params.page_table")
+{
+    use_pages(&c->s);
+}
+BACKWARD(ring, ATTN_ERR_UNSUPPORTED, "params.ring_starts")
+{
+    use_ring(&c->s);
+}
+BACKWARD(causal_without_align, ATTN_ERR_VALUE, "align")
+{
+    c->s.p.causal = 1;
+}
+BACKWARD(heads_that_do_not_divide, ATTN_ERR_SHAPE, "heads")
+{
+    c->s.k.shape[1] = c->s.v.shape[1] = 3;
+}
+BACKWARD(scale_nan, ATTN_ERR_VALUE, "scale|nan")
+{
+    use_scale(&c->s, (double)NAN);
+}
+BACKWARD(kv_lens_too_large, ATTN_ERR_VALUE, "kv_lens[1]|6")
+{
+    c->s.kv_lens[1] = TK + 1;
+    c->s.p.kv_lens = c->s.kv_lens;
+}
+BACKWARD(ragged_d_q, ATTN_ERR_SHAPE, "gradients.d_q|(2,4,3,4)|(1,4,3,4)")
+{
+    use_ragged(&c->s);
+    c->d_out.shape[0] = 1;
+    c->d_lse.shape[0] = 1;
+}
+BACKWARD(two_masks_into_one, ATTN_ERR_OVERLAP,
+         "gradients.d_masks[0]|gradients.d_masks[1]")
+{
+    use_mask_gradient(c);
+    use_second_mask(c);
+    c->d_masks[1] = &c->d_mask;
+}
+BACKWARD(d_k_and_d_v_in_one, ATTN_ERR_OVERLAP, "gradients.d_k|gradients.d_v")
+{
+    c->d_v.data = (unsigned char *)c->d_k.data + 4;
+}
+
+static void run_backward_case(const struct backward_case *t)
+{
+    struct backward c;
+    size_t bytes = 12345;
+    size_t alignment = 54321;
+    backward_base(&c);
+    t->change(&c);
+    remember();
+    judge(t->name, "attn_sdpa_backward", call_backward(&c), t->status,
+          t->words);
+    judge(t->name, "attn_sdpa_backward_check", call_backward_check(&c),
+          t->status, t->words);
+    judge(t->name, "attn_sdpa_backward_workspace",
+          call_backward_workspace(&c, &bytes, &alignment), t->status, t->words);
+    if (bytes != 12345 || alignment != 54321)
+        complain("%s: attn_sdpa_backward_workspace wrote its results\n",
+                 t->name);
+    judge(t->name, "attn_sdpa_backward_work",
+          call_backward_work(&c, scratch, sizeof scratch), t->status, t->words);
+}
+
+static void test_sdpa_backward__every_refusal(void **state)
+{
+    (void)state;
+    assert_true(num_backward_cases > 50);
+    for (size_t n = 0; n < num_backward_cases; n++)
+        run_backward_case(&backward_cases[n]);
+    finish();
+}
+
+/* What attn_sdpa refuses, but for what its outputs may be, is refused here. */
+static void test_sdpa_backward__refuses_what_the_forward_call_does(void **state)
+{
+    (void)state;
+    for (size_t n = 0; n < num_sdpa_cases; n++) {
+        const struct sdpa_case *t = &sdpa_cases[n];
+        struct backward c;
+        backward_base(&c);
+        t->change(&c.s);
+        /* out and lse are inputs now. */
+        if (t->status == ATTN_ERR_OVERLAP ||
+            (t->status == ATTN_ERR_STRIDE && (strstr(t->words, "out") != NULL ||
+                                              strstr(t->words, "lse") != NULL)))
+            continue;
+        if (c.s.pp == &c.s.p && c.s.p.lse == NULL)
+            c.s.p.lse = &c.s.lse;
+        remember();
+        if (call_backward_check(&c) == ATTN_OK)
+            complain("%s is accepted\n", t->name);
+        if (call_backward(&c) == ATTN_OK)
+            complain("%s is done\n", t->name);
+        if (memcmp(arena, before, sizeof arena) != 0)
+            complain("%s: something was written\n", t->name);
+    }
+    finish();
+}
+
+/* All gradients of one problem, asked for at once or alone. */
+#define ALL_GRADIENTS 7
+
+static const char *const gradient_names[ALL_GRADIENTS] = {
+    "gradients.d_q",        "gradients.d_k",     "gradients.d_v",
+    "gradients.d_masks[0]", "gradients.d_alibi", "gradients.d_sinks",
+    "gradients.d_scale"};
+
+static attn_tensor *gradient_of(struct backward *c, int n)
+{
+    attn_tensor *const all[ALL_GRADIENTS] = {
+        &c->d_q,     &c->d_k,     &c->d_v,    &c->d_mask,
+        &c->d_alibi, &c->d_sinks, &c->d_scale};
+    return all[n];
+}
+
+static void use_all_gradients(struct backward *c)
+{
+    backward_base(c);
+    use_mask_gradient(c);
+    use_alibi_gradient(c);
+    use_sinks_gradient(c);
+}
+
+static void ask_for_one(struct backward *c, int n)
+{
+    const attn_sdpa_gradients none = ATTN_SDPA_GRADIENTS_INIT;
+    c->g = none;
+    c->g.d_lse = &c->d_lse;
+    c->g.d_q = n == 0 ? &c->d_q : NULL;
+    c->g.d_k = n == 1 ? &c->d_k : NULL;
+    c->g.d_v = n == 2 ? &c->d_v : NULL;
+    c->g.d_masks = n == 3 ? c->d_masks : NULL;
+    c->g.d_alibi = n == 4 ? &c->d_alibi : NULL;
+    c->g.d_sinks = n == 5 ? &c->d_sinks : NULL;
+    c->g.d_scale = n == 6 ? &c->d_scale : NULL;
+}
+
+/* All four calls of a case whose first word is a name. */
+static void refuse_backward(const struct backward *c, const char *what,
+                            attn_status status, const char *name,
+                            const char *rest)
+{
+    char words[128];
+    size_t bytes = 12345;
+    size_t alignment = 54321;
+    snprintf(words, sizeof words, "%s|%s", name, rest);
+    remember();
+    judge(what, "attn_sdpa_backward", call_backward(c), status, words);
+    judge(what, "attn_sdpa_backward_check", call_backward_check(c), status,
+          words);
+    judge(what, "attn_sdpa_backward_workspace",
+          call_backward_workspace(c, &bytes, &alignment), status, words);
+    if (bytes != 12345 || alignment != 54321)
+        complain("%s: attn_sdpa_backward_workspace wrote its results\n", what);
+    judge(what, "attn_sdpa_backward_work",
+          call_backward_work(c, scratch, sizeof scratch), status, words);
+}
+
+/* What no tensor may be, of every gradient, d_out, d_lse and lse. */
+static void test_sdpa_backward__every_tensor_is_checked(void **state)
+{
+    (void)state;
+    for (int n = 0; n < ALL_GRADIENTS + 2; n++) {
+        struct backward c;
+        attn_tensor *t;
+        const char *name = n < ALL_GRADIENTS    ? gradient_names[n]
+                           : n == ALL_GRADIENTS ? "d_out"
+                                                : "gradients.d_lse";
+#define BAD(change, status, words)                \
+    use_all_gradients(&c);                        \
+    t = n < ALL_GRADIENTS    ? gradient_of(&c, n) \
+        : n == ALL_GRADIENTS ? &c.d_out           \
+                             : &c.d_lse;          \
+    change;                                       \
+    refuse_backward(&c, #change, status, name, words)
+        BAD(t->data = NULL, ATTN_ERR_NULL, "data|NULL");
+        BAD(shift(t, 2), ATTN_ERR_ALIGN, "data|multiple|4 bytes");
+        BAD(t->dtype = ATTN_F64, ATTN_ERR_TYPE, "F64|F32");
+        BAD(t->dtype = ATTN_F16, ATTN_ERR_TYPE, "F16|F32");
+        BAD(t->dtype = 99, ATTN_ERR_TYPE, "99");
+        BAD(t->reserved = 3, ATTN_ERR_UNSUPPORTED, "reserved|3");
+        BAD(t->shape[1] = -1, ATTN_ERR_SIZE, "shape[1]|-1");
+        for (int dim = 0; dim < 4; dim++) {
+            BAD(t->shape[dim] = 7, ATTN_ERR_SHAPE, "shape|7|must be");
+            BAD(t->shape[dim] = 0, ATTN_ERR_SHAPE, "shape|0|must be");
+            use_all_gradients(&c);
+            if (n >= ALL_GRADIENTS || gradient_of(&c, n)->shape[dim] < 2)
+                continue;
+            BAD(t->stride[dim] = 0, ATTN_ERR_STRIDE, "strides|own place");
+            BAD(t->stride[dim] = INT64_MAX / 2, ATTN_ERR_STRIDE,
+                "strides|memory");
+        }
+#undef BAD
+    }
+    finish();
+}
+
+/* A gradient on anything that is read, or on another gradient. */
+/* The same numbers where nothing follows that a gradient could reach. */
+static void *take_apart(const void *from, size_t bytes)
+{
+    void *p = take(512);
+    memcpy(p, from, bytes);
+    return p;
+}
+
+static void test_sdpa_backward__gradients_have_memory_of_their_own(void **state)
+{
+    (void)state;
+    for (int n = 0; n < ALL_GRADIENTS; n++) {
+        struct backward c;
+        for (int which = 0; which < 17; which++) {
+            use_all_gradients(&c);
+            int64_t **const arrays[] = {&c.s.q_lens, &c.s.kv_lens,
+                                        &c.s.kv_starts, &c.s.kv_offsets,
+                                        &c.s.prefix_lens};
+            for (size_t m = 0; m < COUNT(arrays); m++)
+                *arrays[m] = take_apart(*arrays[m], 4 * sizeof(int64_t));
+            c.s.kv_segments = take_apart(c.s.kv_segments, 4 * B * TK);
+            c.s.slopes.data = take_apart(c.s.slopes.data, 4 * HQ);
+            c.s.sinks.data = take_apart(c.s.sinks.data, 4 * B * HQ);
+            c.s.blocks.data = take_apart(c.s.blocks.data, B * HQ * 2 * 3);
+            c.s.p.q_lens = c.s.q_lens;
+            c.s.p.kv_lens = c.s.kv_lens;
+            c.s.p.kv_starts = c.s.kv_starts;
+            c.s.p.kv_offsets = c.s.kv_offsets;
+            c.s.p.causal = 1;
+            c.s.p.prefix_lens = c.s.prefix_lens;
+            use_blocks(&c.s);
+            use_segments(&c.s);
+            ask_for_one(&c, n);
+            attn_tensor *t = gradient_of(&c, n);
+            const struct {
+                void *data;
+                const char *name;
+            } read[] = {{c.s.q.data, "|q"},
+                        {c.s.k.data, "|k"},
+                        {c.s.v.data, "|v"},
+                        {c.s.out.data, "|out"},
+                        {c.s.lse.data, "params.lse"},
+                        {c.d_out.data, "d_out"},
+                        {c.d_lse.data, "gradients.d_lse"},
+                        {c.s.masks[0].view.data, "mask"},
+                        {c.s.slopes.data, "params.alibi"},
+                        {c.s.sinks.data, "params.sinks"},
+                        {c.s.blocks.data, "params.blocks"},
+                        {c.s.q_lens, "q_lens"},
+                        {c.s.kv_lens, "kv_lens"},
+                        {c.s.kv_starts, "kv_starts"},
+                        {c.s.kv_offsets, "kv_offsets"},
+                        {c.s.prefix_lens, "prefix_lens"},
+                        {c.s.kv_segments, "kv_segments"}};
+            t->data = read[which].data;
+            refuse_backward(&c, "on an input", ATTN_ERR_OVERLAP,
+                            gradient_names[n], read[which].name);
+        }
+        for (int other = 0; other < n; other++) {
+            use_all_gradients(&c);
+            gradient_of(&c, n)->data = gradient_of(&c, other)->data;
+            c.g.d_lse = NULL;
+            refuse_backward(&c, "on another gradient", ATTN_ERR_OVERLAP,
+                            "gradients.", "shares memory with gradients.");
+        }
+    }
+    finish();
+}
+
+static void accept_backward(const char *what, const struct backward *c)
+{
+    size_t bytes = 0;
+    size_t alignment = 0;
+    if (call_backward_check(c) != ATTN_OK)
+        complain("%s: attn_sdpa_backward_check, %s\n", what, attn_last_error());
+    if (call_backward_workspace(c, &bytes, &alignment) != ATTN_OK)
+        complain("%s: attn_sdpa_backward_workspace, %s\n", what,
+                 attn_last_error());
+    if (call_backward(c) != ATTN_OK)
+        complain("%s: refused, %s\n", what, attn_last_error());
+}
+
+static void test_sdpa_backward__the_base_problems_are_accepted(void **state)
+{
+    (void)state;
+    struct backward c;
+    backward_base(&c);
+    accept_backward("base", &c);
+    use_mask_gradient(&c);
+    accept_backward("mask", &c);
+    use_alibi_gradient(&c);
+    accept_backward("alibi", &c);
+    use_sinks_gradient(&c);
+    accept_backward("sinks", &c);
+    c.g.flags = 127;
+    accept_backward("added to", &c);
+    use_causal(&c.s);
+    c.s.p.softcap = 2.0;
+    use_blocks(&c.s);
+    use_segments(&c.s);
+    c.s.p.kv_lens = c.s.kv_lens;
+    c.s.p.q_lens = c.s.q_lens;
+    c.s.p.kv_starts = c.s.kv_starts;
+    c.s.p.kv_offsets = c.s.kv_offsets;
+    accept_backward("rules", &c);
+    c.s.k.dtype = c.s.v.dtype = ATTN_BF16;
+    accept_backward("bfloat16", &c);
+    backward_base(&c);
+    use_ragged(&c.s);
+    c.d_out.shape[0] = c.d_lse.shape[0] = 1;
+    c.d_q.shape[0] = c.d_k.shape[0] = c.d_v.shape[0] = 1;
+    accept_backward("ragged", &c);
+    finish();
+}
+
+/* Nothing that is optional is needed. */
+static void test_sdpa_backward__every_gradient_is_optional(void **state)
+{
+    (void)state;
+    const attn_sdpa_gradients none = ATTN_SDPA_GRADIENTS_INIT;
+    struct backward c;
+    backward_base(&c);
+    use_mask_gradient(&c);
+    use_alibi_gradient(&c);
+    use_sinks_gradient(&c);
+    c.d_masks[0] = NULL;
+    accept_backward("no d_masks[0]", &c);
+    const attn_tensor **const fields[] = {
+        &c.g.d_lse,   &c.g.d_q,     &c.g.d_k,    &c.g.d_v,
+        &c.g.d_alibi, &c.g.d_sinks, &c.g.d_scale};
+    for (size_t n = 0; n < COUNT(fields); n++) {
+        const attn_tensor *kept = *fields[n];
+        *fields[n] = NULL;
+        accept_backward("one less", &c);
+        *fields[n] = kept;
+    }
+    c.g = none;
+    remember();
+    accept_backward("none", &c);
+    if (memcmp(arena, before, sizeof arena) != 0)
+        complain("something was written\n");
+    c.g.flags = 127;
+    accept_backward("none, added to", &c);
+    finish();
+}
+
+/* Masks without a gradient stand among those that have one. */
+static void test_sdpa_backward__masks_of_all_kinds(void **state)
+{
+    (void)state;
+    struct backward c;
+    backward_base(&c);
+    use_masks(&c.s, 3);
+    c.s.masks[1].kind = ATTN_MASK_ADD;
+    c.s.masks[1].view = take_view(ATTN_F32, 1, HQ, 1, TK);
+    kit_fill(&c.s.masks[1].view);
+    c.s.masks[2].kind = ATTN_MASK_DROP;
+    c.d_mask.shape[0] = c.d_mask.shape[2] = 1;
+    c.d_masks[1] = &c.d_mask;
+    c.g.d_masks = c.d_masks;
+    accept_backward("KEEP, ADD, DROP", &c);
+    finish();
+}
+
+/* What is only read may lie in any strides, and several inputs in one memory.
+ * Gradients may lie between each other. */
+static void test_sdpa_backward__memory_that_is_accepted(void **state)
+{
+    (void)state;
+    struct backward c;
+    backward_base(&c);
+    for (int dim = 0; dim < 4; dim++) {
+        c.d_out.stride[dim] = 0;
+        c.d_lse.stride[dim] = 0;
+        accept_backward("d_out and d_lse of stride 0", &c);
+    }
+    backward_base(&c);
+    c.d_out.data = c.s.out.data;
+    c.d_lse.data = c.s.lse.data;
+    accept_backward("d_out is out", &c);
+    backward_base(&c);
+    c.s.out.data = c.s.v.data = c.s.k.data = c.s.q.data;
+    accept_backward("all inputs in one", &c);
+    backward_base(&c);
+    float *memory = take(sizeof(float) * (size_t)(B * TK * HKV * (D + DV)));
+    attn_view_bthd(&c.d_k, ATTN_F32, memory, B, TK, HKV, D);
+    attn_view_bthd(&c.d_v, ATTN_F32, memory + D, B, TK, HKV, DV);
+    c.d_k.stride[1] = c.d_v.stride[1] = D + DV;
+    c.d_k.stride[2] = c.d_v.stride[2] = HKV * (D + DV);
+    c.d_k.stride[0] = c.d_v.stride[0] = TK * HKV * (D + DV);
+    accept_backward("d_k beside d_v", &c);
+    finish();
+}
+
+/* They are what attn_sdpa wrote, but only read here. */
+static void test_sdpa_backward__out_and_lse_are_inputs(void **state)
+{
+    (void)state;
+    struct backward c;
+    backward_base(&c);
+    for (int dim = 0; dim < 4; dim++) {
+        c.s.out.stride[dim] = 0;
+        c.s.lse.stride[dim] = 0;
+        accept_backward("out and lse of stride 0", &c);
+    }
+    finish();
+}
+
+/* ---- scratch memory of gradients ---- */
+
+static void test_sdpa_backward_work__scratch_memory_must_fit(void **state)
+{
+    (void)state;
+    struct backward c;
+    size_t bytes = 0;
+    size_t alignment = 0;
+    const char *call = "attn_sdpa_backward_work";
+    backward_base(&c);
+    use_mask_gradient(&c);
+    remember();
+    if (call_backward_workspace(&c, &bytes, &alignment) != ATTN_OK)
+        complain("attn_sdpa_backward_workspace: %s\n", attn_last_error());
+    if (bytes == 0 || alignment == 0 || (alignment & (alignment - 1)) != 0)
+        complain("%zu bytes at %zu\n", bytes, alignment);
+    judge("one byte less", call, call_backward_work(&c, scratch, bytes - 1),
+          ATTN_ERR_WORKSPACE, "work");
+    judge("no bytes", call, call_backward_work(&c, scratch, 0),
+          ATTN_ERR_WORKSPACE, "work|0");
+    judge("misaligned", call,
+          call_backward_work(&c, scratch + 1, sizeof scratch - 1),
+          ATTN_ERR_WORKSPACE, "work");
+    judge("half aligned", call,
+          call_backward_work(&c, scratch + alignment / 2,
+                             sizeof scratch - alignment / 2),
+          ATTN_ERR_WORKSPACE, "work");
+    judge("NULL", call, call_backward_work(&c, NULL, bytes), ATTN_ERR_NULL,
+          "work|NULL");
+    if (call_backward_work(&c, scratch, bytes) != ATTN_OK)
+        complain("exactly enough is refused: %s\n", attn_last_error());
+    finish();
+}
+
+static void
+test_sdpa_backward_work__scratch_memory_must_be_its_own(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 7; which++) {
+        static const char *const words[] = {
+            "work|gradients.d_q",     "work|gradients.d_k",
+            "work|gradients.d_v",     "work|gradients.d_masks[0]",
+            "work|gradients.d_alibi", "work|gradients.d_sinks",
+            "work|gradients.d_scale"};
+        struct backward c;
+        backward_base(&c);
+        use_mask_gradient(&c);
+        use_alibi_gradient(&c);
+        use_sinks_gradient(&c);
+        attn_tensor *const gradients[] = {&c.d_q,    &c.d_k,     &c.d_v,
+                                          &c.d_mask, &c.d_alibi, &c.d_sinks,
+                                          &c.d_scale};
+        gradients[which]->data = scratch + 4096;
+        remember();
+        judge("a gradient in scratch memory", "attn_sdpa_backward_work",
+              call_backward_work(&c, scratch, sizeof scratch), ATTN_ERR_OVERLAP,
+              words[which]);
+    }
+    finish();
+}
+
+static void test_sdpa_backward_workspace__results_are_needed(void **state)
+{
+    (void)state;
+    struct backward c;
+    size_t number = 7;
+    backward_base(&c);
+    remember();
+    judge("bytes NULL", "attn_sdpa_backward_workspace",
+          call_backward_workspace(&c, NULL, &number), ATTN_ERR_NULL, "bytes");
+    judge("alignment NULL", "attn_sdpa_backward_workspace",
+          call_backward_workspace(&c, &number, NULL), ATTN_ERR_NULL,
+          "alignment");
+    if (number != 7)
+        complain("a result was written\n");
+    finish();
+}
+
 /* ---- memory that cannot be had ---- */
 
 static void *no_memory(void *user, size_t bytes, size_t alignment)
@@ -3846,6 +4675,13 @@ static void test_no_memory__is_a_status(void **state)
     judge("no memory", "attn_sdpa",
           attn_sdpa(poor, &c.p, &c.q, &c.k, &c.v, &c.out), ATTN_ERR_NOMEM,
           "bytes");
+    struct backward g;
+    backward_base(&g);
+    remember();
+    judge("no memory", "attn_sdpa_backward",
+          attn_sdpa_backward(poor, &g.s.p, &g.s.q, &g.s.k, &g.s.v, &g.s.out,
+                             &g.d_out, &g.g),
+          ATTN_ERR_NOMEM, "bytes");
     struct mha m;
     mha_base(&m);
     remember();
@@ -3937,6 +4773,18 @@ int main(void)
         TEST(test_sdpa_work__scratch_memory_must_fit),
         TEST(test_sdpa_work__scratch_memory_must_be_its_own),
         TEST(test_sdpa_workspace__results_are_needed),
+        TEST(test_sdpa_backward__every_refusal),
+        TEST(test_sdpa_backward__every_tensor_is_checked),
+        TEST(test_sdpa_backward__gradients_have_memory_of_their_own),
+        TEST(test_sdpa_backward__refuses_what_the_forward_call_does),
+        TEST(test_sdpa_backward__the_base_problems_are_accepted),
+        TEST(test_sdpa_backward__every_gradient_is_optional),
+        TEST(test_sdpa_backward__masks_of_all_kinds),
+        TEST(test_sdpa_backward__memory_that_is_accepted),
+        TEST(test_sdpa_backward__out_and_lse_are_inputs),
+        TEST(test_sdpa_backward_work__scratch_memory_must_fit),
+        TEST(test_sdpa_backward_work__scratch_memory_must_be_its_own),
+        TEST(test_sdpa_backward_workspace__results_are_needed),
         TEST(test_context_create__every_refusal),
         TEST(test_context_create__what_is_accepted),
         TEST(test_sdpa_f32__every_refusal),

@@ -5,12 +5,14 @@
 #define _GNU_SOURCE 1
 
 #include "kit.h"
+#include "train.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -511,6 +513,385 @@ static void test_context__use_from_inside_a_hosts_parallel_for(void **state)
     nested(NULL);
 }
 
+/* ---- gradients ---- */
+
+/* Few and many heads, groups, short and long, more than a tile each way. */
+static const train_sizes train_shapes[] = {
+    {1, 1, 1, 300, 300, 32, 32}, {1, 2, 1, 150, 333, 24, 40},
+    {3, 5, 5, 17, 40, 16, 16},   {2, 4, 2, 33, 65, 8, 12},
+    {1, 8, 2, 1, 3000, 64, 64},  {1, 1, 1, 700, 70, 64, 64},
+    {2, 2, 1, 257, 130, 16, 16},
+};
+
+#define NUM_TRAIN_FORMS 5
+
+/* A form of a problem, with all the gradients that it has. */
+static void make_training(training *t, const train_sizes *s, attn_dtype dtype,
+                          int form)
+{
+    train_make(t, (uint64_t)form, dtype, s);
+    t->p.align = ATTN_ALIGN_BOTTOM_RIGHT;
+    t->p.causal = form % 2;
+    if (form == 1 || form == 4) {
+        train_use_lse(t);
+        train_use_alibi(t, 0);
+        train_use_sinks(t, s->B);
+    }
+    if (form == 2) {
+        train_use_mask(t, s->B, 1, s->Tq, s->Tk);
+        train_use_mask(t, 1, s->Hq, 1, s->Tk);
+        train_use_keep(t, 1, 1, s->Tq, s->Tk);
+    }
+    if (form == 3)
+        t->p.flags |= ATTN_SDPA_BLAS_ONLY;
+    if (form == 4) {
+        t->p.softcap = 2.0;
+        train_use_mask(t, 1, 1, 1, 1);
+        train_use_mask(t, 1, 1, s->Tq, 1);
+    }
+}
+
+static void run_training(training *t, const attn_context *context)
+{
+    train_reset(t);
+    train_backward(t, context, "gradients");
+}
+
+/* What a run has left in the gradients. */
+static void keep_gradients(const training *t, tensor kept[TRAIN_GRADIENTS])
+{
+    for (int n = 0; n < TRAIN_GRADIENTS; n++)
+        kept[n] = t->d[n].block ? tensor_copy(&t->d[n].view, t->q.view.dtype)
+                                : (tensor){.block = NULL};
+}
+
+static void drop_gradients(tensor kept[TRAIN_GRADIENTS])
+{
+    for (int n = 0; n < TRAIN_GRADIENTS; n++)
+        tensor_free(&kept[n]);
+}
+
+static void same_gradients(const training *t, const tensor *kept,
+                           const char *what)
+{
+    for (int n = 0; n < TRAIN_GRADIENTS; n++)
+        if (t->d[n].block && !kit_same(&t->d[n].view, &kept[n].view))
+            fail_msg("%s: other bits in %s", what, train_names[n]);
+}
+
+static void test_backward__bits_do_not_depend_on_threads(void **state)
+{
+    (void)state;
+    static const int32_t counts[] = {1, 2, 3, 7};
+    for (size_t n = 0; n < COUNT(train_shapes); n++) {
+        for (int form = 0; form < NUM_TRAIN_FORMS; form++) {
+            training t;
+            tensor want[TRAIN_GRADIENTS];
+            char what[80];
+            make_training(&t, &train_shapes[n], n % 2 ? ATTN_F64 : ATTN_F32,
+                          form);
+            train_forward(&t, NULL, "gradients");
+            run_training(&t, NULL);
+            keep_gradients(&t, want);
+            for (size_t host = 0; host < COUNT(hosts); host++) {
+                for (size_t k = 0; k < COUNT(counts); k++) {
+                    attn_context *context =
+                        make_context(counts[k], hosts[host].run, NULL);
+                    snprintf(what, sizeof what,
+                             "shape %zu, form %d, %s, %d threads", n, form,
+                             hosts[host].name, (int)counts[k]);
+                    run_training(&t, context);
+                    same_gradients(&t, want, what);
+                    attn_context_destroy(context);
+                }
+            }
+            drop_gradients(want);
+            train_free(&t);
+        }
+    }
+}
+
+/* Added to the same numbers, too. */
+static void test_backward__bits_of_sums_do_not_depend_on_threads(void **state)
+{
+    (void)state;
+    for (int form = 0; form < NUM_TRAIN_FORMS; form++) {
+        training t;
+        tensor want[TRAIN_GRADIENTS];
+        make_training(&t, &train_shapes[1], ATTN_F32, form);
+        t.g.flags = 127;
+        train_forward(&t, NULL, "gradients");
+        for (int32_t threads = 1; threads <= 7; threads += 2) {
+            attn_context *context = make_context(threads, NULL, NULL);
+            for (int d = 0; d < TRAIN_GRADIENTS; d++)
+                if (t.d[d].block)
+                    tensor_fill(&t.d[d].view, 0.75);
+            train_backward(&t, context, "gradients");
+            if (threads == 1)
+                keep_gradients(&t, want);
+            same_gradients(&t, want, "added to");
+            attn_context_destroy(context);
+        }
+        drop_gradients(want);
+        train_free(&t);
+    }
+}
+
+static void test_backward__ragged_bits_do_not_depend_on_threads(void **state)
+{
+    (void)state;
+    static const train_sizes s = {1, 4, 2, 400, 500, 24, 16};
+    static const int64_t cu_q[] = {3, 150, 150, 151, 390};
+    static const int64_t cu_k[] = {0, 200, 210, 300, 500};
+    for (int form = 0; form < 2; form++) {
+        training t;
+        tensor want[TRAIN_GRADIENTS];
+        train_make(&t, 6, form ? ATTN_F64 : ATTN_F32, &s);
+        t.p.cu_q = cu_q;
+        t.p.cu_k = cu_k;
+        t.p.num_seqs = 4;
+        t.p.align = ATTN_ALIGN_BOTTOM_RIGHT;
+        t.p.causal = form;
+        train_use_lse(&t);
+        train_use_alibi(&t, form ? 4 : 0);
+        train_use_sinks(&t, form ? 0 : 4);
+        train_use_mask(&t, 4, 1, 239, 200);
+        train_forward(&t, NULL, "ragged");
+        run_training(&t, NULL);
+        keep_gradients(&t, want);
+        for (size_t host = 0; host < COUNT(hosts); host++) {
+            for (int32_t threads = 1; threads <= 7; threads += 2) {
+                attn_context *context =
+                    make_context(threads, hosts[host].run, NULL);
+                run_training(&t, context);
+                same_gradients(&t, want, hosts[host].name);
+                attn_context_destroy(context);
+            }
+        }
+        drop_gradients(want);
+        train_free(&t);
+    }
+}
+
+static void test_backward__twice_in_a_row_gives_the_same_bits(void **state)
+{
+    (void)state;
+    attn_context *context = make_context(3, NULL, NULL);
+    for (size_t n = 0; n < COUNT(train_shapes); n++) {
+        training t;
+        tensor want[TRAIN_GRADIENTS];
+        make_training(&t, &train_shapes[n], ATTN_F32, (int)n % NUM_TRAIN_FORMS);
+        train_forward(&t, context, "gradients");
+        run_training(&t, context);
+        keep_gradients(&t, want);
+        run_training(&t, context);
+        same_gradients(&t, want, "again");
+        drop_gradients(want);
+        train_free(&t);
+    }
+    attn_context_destroy(context);
+}
+
+/* One gradient's part of `n` from `first` on along a dimension, alone. */
+static void alone(const attn_tensor *whole, const attn_tensor *field[1],
+                  attn_tensor *part, int dim, int64_t first, int64_t n)
+{
+    *part = tensor_slice(whole, dim, first, n);
+    *field = part;
+}
+
+static void compare_part(const tensor *kept, const attn_tensor *part, int dim,
+                         int64_t first, const char *what)
+{
+    const attn_tensor want =
+        tensor_slice(&kept->view, dim, first, part->shape[dim]);
+    if (!kit_same(part, &want))
+        fail_msg("%s: other bits alone", what);
+}
+
+/* One entry of a batch alone has the bits it has among others. */
+static void
+test_backward__bits_do_not_depend_on_the_rest_of_the_batch(void **state)
+{
+    (void)state;
+    static const train_sizes s = {4, 6, 3, 77, 90, 24, 20};
+    for (int form = 0; form < 2; form++) {
+        training t;
+        tensor want[TRAIN_GRADIENTS];
+        attn_context *context = make_context(3, NULL, NULL);
+        train_make(&t, 4, form ? ATTN_F64 : ATTN_F32, &s);
+        t.p.align = ATTN_ALIGN_BOTTOM_RIGHT;
+        t.p.causal = form;
+        train_use_lse(&t);
+        train_use_alibi(&t, 4);
+        train_use_sinks(&t, 4);
+        train_use_mask(&t, 4, 1, 77, 90);
+        train_forward(&t, context, "batch");
+        run_training(&t, context);
+        keep_gradients(&t, want);
+        train_reset(&t);
+        for (int64_t b = 0; b < s.B; b++) {
+            attn_sdpa_params p = t.p;
+            attn_sdpa_gradients g = t.g;
+            attn_mask mask = t.masks[0];
+            attn_tensor part[TRAIN_GRADIENTS], lse, d_lse, alibi, sinks;
+            const attn_tensor *d_masks[1];
+            const attn_tensor q = tensor_slice(&t.q.view, 0, b, 1);
+            const attn_tensor k = tensor_slice(&t.k.view, 0, b, 1);
+            const attn_tensor v = tensor_slice(&t.v.view, 0, b, 1);
+            const attn_tensor out = tensor_slice(&t.out.view, 0, b, 1);
+            const attn_tensor d_out = tensor_slice(&t.d_out.view, 0, b, 1);
+            mask.view = tensor_slice(&t.masks[0].view, 0, b, 1);
+            p.masks = &mask;
+            alone(&t.lse.view, &p.lse, &lse, 0, b, 1);
+            alone(&t.alibi.view, &p.alibi, &alibi, 0, b, 1);
+            alone(&t.sinks.view, &p.sinks, &sinks, 0, b, 1);
+            alone(&t.d_lse.view, &g.d_lse, &d_lse, 0, b, 1);
+            const attn_tensor **const fields[] = {&g.d_q, &g.d_k, &g.d_v,
+                                                  &g.d_alibi, &g.d_sinks};
+            for (int n = 0; n <= TRAIN_D_SINKS; n++)
+                alone(&t.d[n].view, fields[n], &part[n], 0, b, 1);
+            alone(&t.d[TRAIN_D_MASK].view, &d_masks[0], &part[TRAIN_D_MASK], 0,
+                  b, 1);
+            g.d_masks = d_masks;
+            g.d_scale = NULL;
+            if (attn_sdpa_backward(NULL, &p, &q, &k, &v, &out, &d_out, &g) !=
+                ATTN_OK)
+                fail_msg("%s", attn_last_error());
+            for (int n = 0; n <= TRAIN_D_MASK; n++)
+                if (n != TRAIN_D_SCALE)
+                    compare_part(&want[n], &part[n], 0, b, train_names[n]);
+        }
+        drop_gradients(want);
+        train_free(&t);
+        attn_context_destroy(context);
+    }
+}
+
+/* So has a sequence of a ragged batch, alone in a call that is not ragged. */
+static void test_backward__bits_of_a_sequence_are_its_own(void **state)
+{
+    (void)state;
+    static const train_sizes s = {1, 4, 2, 200, 260, 24, 16};
+    static const int64_t cu_q[] = {0, 90, 91, 200};
+    static const int64_t cu_k[] = {0, 100, 160, 260};
+    for (int form = 0; form < 2; form++) {
+        training t;
+        tensor want[TRAIN_GRADIENTS];
+        train_make(&t, 5, form ? ATTN_F64 : ATTN_F32, &s);
+        t.p.cu_q = cu_q;
+        t.p.cu_k = cu_k;
+        t.p.num_seqs = 3;
+        t.p.align = ATTN_ALIGN_BOTTOM_RIGHT;
+        t.p.causal = form;
+        train_use_lse(&t);
+        train_forward(&t, NULL, "ragged");
+        run_training(&t, NULL);
+        keep_gradients(&t, want);
+        train_reset(&t);
+        for (int n = 0; n < 3; n++) {
+            const int64_t iq = cu_q[n], nq = cu_q[n + 1] - iq;
+            const int64_t ik = cu_k[n], nk = cu_k[n + 1] - ik;
+            attn_sdpa_params p = t.p;
+            attn_sdpa_gradients g = t.g;
+            attn_tensor part[3], lse, d_lse;
+            const attn_tensor q = tensor_slice(&t.q.view, 2, iq, nq);
+            const attn_tensor k = tensor_slice(&t.k.view, 2, ik, nk);
+            const attn_tensor v = tensor_slice(&t.v.view, 2, ik, nk);
+            const attn_tensor out = tensor_slice(&t.out.view, 2, iq, nq);
+            const attn_tensor d_out = tensor_slice(&t.d_out.view, 2, iq, nq);
+            p.cu_q = p.cu_k = NULL;
+            p.num_seqs = 0;
+            alone(&t.lse.view, &p.lse, &lse, 2, iq, nq);
+            alone(&t.d_lse.view, &g.d_lse, &d_lse, 2, iq, nq);
+            alone(&t.d[TRAIN_D_Q].view, &g.d_q, &part[0], 2, iq, nq);
+            alone(&t.d[TRAIN_D_K].view, &g.d_k, &part[1], 2, ik, nk);
+            alone(&t.d[TRAIN_D_V].view, &g.d_v, &part[2], 2, ik, nk);
+            g.d_scale = NULL;
+            if (attn_sdpa_backward(NULL, &p, &q, &k, &v, &out, &d_out, &g) !=
+                ATTN_OK)
+                fail_msg("%s", attn_last_error());
+            compare_part(&want[TRAIN_D_Q], &part[0], 2, iq, "d_q");
+            compare_part(&want[TRAIN_D_K], &part[1], 2, ik, "d_k");
+            compare_part(&want[TRAIN_D_V], &part[2], 2, ik, "d_v");
+        }
+        drop_gradients(want);
+        train_free(&t);
+    }
+}
+
+static void test_backward__the_host_is_asked_for_its_threads(void **state)
+{
+    (void)state;
+    struct counter c = {0, 0};
+    training t;
+    make_training(&t, &train_shapes[2], ATTN_F32, 1);
+    attn_context *context = make_context(3, counting, &c);
+    train_forward(&t, NULL, "gradients");
+    run_training(&t, context);
+    if (!kit_blas_is_exclusive()) {
+        assert_true(atomic_load(&c.calls) > 0);
+        assert_true(atomic_load(&c.largest) > 1);
+    }
+    assert_true(atomic_load(&c.largest) <= 3);
+    train_free(&t);
+    attn_context_destroy(context);
+}
+
+struct learner {
+    pthread_t thread;
+    const attn_context *context;
+    training t;
+    tensor want[TRAIN_GRADIENTS];
+    int wrong;
+};
+
+static void *learn_repeatedly(void *p)
+{
+    struct learner *l = p;
+    for (int n = 0; n < 10; n++) {
+        train_reset(&l->t);
+        l->wrong +=
+            attn_sdpa_backward(l->context, &l->t.p, &l->t.q.view, &l->t.k.view,
+                               &l->t.v.view, &l->t.out.view, &l->t.d_out.view,
+                               &l->t.g) != ATTN_OK;
+        for (int d = 0; d < TRAIN_GRADIENTS; d++)
+            if (l->t.d[d].block)
+                l->wrong += !kit_same(&l->t.d[d].view, &l->want[d].view);
+    }
+    return NULL;
+}
+
+static void test_backward__several_callers_of_one_context(void **state)
+{
+    (void)state;
+    static struct learner learners[CALLERS];
+    for (int32_t threads = 1; threads <= 3; threads++) {
+        attn_context *context = make_context(threads, NULL, NULL);
+        for (int n = 0; n < CALLERS; n++) {
+            struct learner *l = &learners[n];
+            l->context = context;
+            l->wrong = 0;
+            make_training(&l->t, &train_shapes[2 + n % 2], ATTN_F32, n);
+            train_forward(&l->t, NULL, "gradients");
+            run_training(&l->t, NULL);
+            keep_gradients(&l->t, l->want);
+        }
+        for (int n = 0; n < CALLERS; n++)
+            assert_int_equal(pthread_create(&learners[n].thread, NULL,
+                                            learn_repeatedly, &learners[n]),
+                             0);
+        for (int n = 0; n < CALLERS; n++)
+            pthread_join(learners[n].thread, NULL);
+        for (int n = 0; n < CALLERS; n++) {
+            assert_int_equal(learners[n].wrong, 0);
+            drop_gradients(learners[n].want);
+            train_free(&learners[n].t);
+        }
+        attn_context_destroy(context);
+    }
+}
+
 /* ---- contexts come and go ---- */
 
 static void test_context__threads_end_with_it(void **state)
@@ -518,14 +899,14 @@ static void test_context__threads_end_with_it(void **state)
     (void)state;
     struct problem x;
     make_problem(&x, &shapes[3], false);
-    const int before = kit_thread_count();
+    const int before = kit_settled_thread_count();
     for (int n = 0; n < 20; n++) {
         attn_context *context = make_context(4, NULL, NULL);
         struct bits met = run(&x, context);
         drop_bits(&met);
         attn_context_destroy(context);
     }
-    assert_int_equal(kit_thread_count(), before);
+    assert_int_equal(kit_settled_thread_count(), before);
     drop_problem(&x);
 }
 
@@ -534,7 +915,7 @@ static void test_context__no_more_threads_than_asked_for(void **state)
     (void)state;
     struct problem x;
     make_problem(&x, &shapes[1], false);
-    const int before = kit_thread_count();
+    const int before = kit_settled_thread_count();
     attn_context *context = make_context(3, NULL, NULL);
     assert_int_equal(attn_context_num_threads(context), 3);
     struct bits met = run(&x, context);
@@ -549,7 +930,7 @@ static void test_context__no_more_threads_than_asked_for(void **state)
 static void test_default_context__starts_no_thread(void **state)
 {
     (void)state;
-    const int before = kit_thread_count();
+    const int before = kit_settled_thread_count();
     for (size_t n = 0; n < COUNT(shapes); n++) {
         struct problem x;
         make_problem(&x, &shapes[n], false);
@@ -559,13 +940,22 @@ static void test_default_context__starts_no_thread(void **state)
         attn_context_destroy(context);
         drop_problem(&x);
     }
+    for (size_t n = 0; n < COUNT(train_shapes); n++) {
+        training t;
+        make_training(&t, &train_shapes[n], ATTN_F32, (int)n % NUM_TRAIN_FORMS);
+        attn_context *context = make_context(1, NULL, NULL);
+        train_forward(&t, context, "gradients");
+        run_training(&t, context);
+        attn_context_destroy(context);
+        train_free(&t);
+    }
     struct layer l;
     make_layer(&l, ATTN_F32);
     attn_context *one = make_context(1, NULL, NULL);
     assert_int_equal(attn_mha(one, &l.p, &l.x, NULL, NULL, &l.y), ATTN_OK);
     attn_context_destroy(one);
     drop_layer(&l);
-    assert_int_equal(kit_thread_count(), before);
+    assert_int_equal(kit_settled_thread_count(), before);
 }
 
 /* ---- the sentence of the last error belongs to a thread ---- */
@@ -665,6 +1055,15 @@ int main(void)
         cmocka_unit_test(test_context__each_caller_its_own),
         cmocka_unit_test(test_default_context__several_callers),
         cmocka_unit_test(test_context__use_from_inside_a_hosts_parallel_for),
+        cmocka_unit_test(test_backward__bits_do_not_depend_on_threads),
+        cmocka_unit_test(test_backward__bits_of_sums_do_not_depend_on_threads),
+        cmocka_unit_test(test_backward__ragged_bits_do_not_depend_on_threads),
+        cmocka_unit_test(test_backward__twice_in_a_row_gives_the_same_bits),
+        cmocka_unit_test(
+            test_backward__bits_do_not_depend_on_the_rest_of_the_batch),
+        cmocka_unit_test(test_backward__bits_of_a_sequence_are_its_own),
+        cmocka_unit_test(test_backward__the_host_is_asked_for_its_threads),
+        cmocka_unit_test(test_backward__several_callers_of_one_context),
         cmocka_unit_test(test_context__threads_end_with_it),
         cmocka_unit_test(test_context__no_more_threads_than_asked_for),
         cmocka_unit_test(test_last_error__is_per_thread_and_empty_at_first),

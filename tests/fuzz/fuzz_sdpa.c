@@ -2,12 +2,14 @@
  * fuzz_sdpa.c - bytes become a call of attn_sdpa: sizes, strides, masks,
  * flags, lengths, struct_size and the kinds of numbers in the inputs. What is
  * accepted must agree with the oracle (ref.h); what is refused must be refused
- * alike by all four calls and leave the outputs as they were.
+ * alike by all four calls and leave the outputs as they were. What is left of
+ * the bytes becomes a call of attn_sdpa_backward for what attn_sdpa gave.
  *
  * libFuzzer, on the strict CBLAS so that the sanitizers see everything:
  *
  *   clang -g -O1 -fsanitize=fuzzer,address,undefined -Iinclude -Isrc -Itests \
- *       tests/fuzz/fuzz_sdpa.c tests/{ref,compare,tensors}.c src/[a-z]*.c \
+ *       tests/fuzz/fuzz_sdpa.c tests/{ref,ref_backward,compare,tensors}.c \
+ *       src/[a-z]*.c \
  *       tests/stub/stub_cblas.c -lcmocka -lm -lpthread -ldl -o fuzz_sdpa
  *   mkdir -p found && ./fuzz_sdpa -max_len=256 found tests/fuzz/corpus
  *
@@ -636,6 +638,228 @@ static void judge_result(const struct fuzzed *f)
     ref_free(&want);
 }
 
+/* ---- gradients ---- */
+
+/* Of masks, from D_MASKS on, there are as many as masks. */
+enum { D_Q, D_K, D_V, D_ALIBI, D_SINKS, D_SCALE, D_MASKS };
+enum { GRADIENTS = D_MASKS + ATTN_MAX_MASKS };
+
+static const int32_t add_flags[D_MASKS + 1] = {
+    ATTN_SDPA_ADD_D_Q,     ATTN_SDPA_ADD_D_K,     ATTN_SDPA_ADD_D_V,
+    ATTN_SDPA_ADD_D_ALIBI, ATTN_SDPA_ADD_D_SINKS, ATTN_SDPA_ADD_D_SCALE,
+    ATTN_SDPA_ADD_D_MASKS};
+
+struct learned {
+    attn_sdpa_params params;        /* those of the call, with its lse alone */
+    attn_sdpa_gradients *gradients; /* in a block of exactly its struct_size */
+    tensor d_out, d_lse, d[GRADIENTS];
+    void *before[GRADIENTS]; /* copies of all their memory */
+    const attn_tensor *d_masks[ATTN_MAX_MASKS];
+    bool tail_is_zero;
+};
+
+static void next_gradients_struct(struct bytes *s, struct learned *l)
+{
+    const size_t known = sizeof *l->gradients;
+    const size_t tail = one_in(s, 8) ? (size_t)below(s, 65) : 0;
+    unsigned char *block = calloc(1, known + tail);
+    if (block == NULL)
+        abort();
+    l->gradients = (attn_sdpa_gradients *)(void *)block;
+    l->gradients->struct_size = known + tail;
+    l->tail_is_zero = true;
+    if (tail > 0 && one_in(s, 2)) {
+        block[known + (size_t)below(s, (int64_t)tail)] = 1;
+        l->tail_is_zero = false;
+    }
+}
+
+/* Three of four gradients are wanted, now and then with a size of their own. */
+static void next_gradient(struct bytes *s, const struct fuzzed *f,
+                          struct learned *l, int n, const attn_tensor **field,
+                          const attn_tensor *like)
+{
+    if (one_in(s, 4))
+        return;
+    const int64_t *size = like->shape;
+    l->d[n] = make(s, TENSOR_OUTPUT, f->q.view.dtype, size[0], size[1], size[2],
+                   size[3] + one_in(s, 64));
+    const int32_t flag = add_flags[n < D_MASKS ? n : D_MASKS];
+    if (l->gradients->flags & flag)
+        fill(s, &l->d[n].view, 9);
+    *field = &l->d[n].view;
+    l->before[n] = malloc(l->d[n].bytes + 1);
+    if (l->before[n] == NULL)
+        abort();
+    memcpy(l->before[n], l->d[n].block, l->d[n].bytes);
+}
+
+static void next_learned(struct bytes *s, struct fuzzed *f, struct learned *l)
+{
+    static const attn_tensor one = {.shape = {1, 1, 1, 1}};
+    const attn_tensor *out = &f->out_view;
+    attn_sdpa_gradients *g;
+    memset(l, 0, sizeof *l);
+    next_gradients_struct(s, l);
+    g = l->gradients;
+    l->params = *f->params;
+    l->params.struct_size = sizeof l->params;
+    if (!one_in(s, 32)) { /* the outputs that are not for this call */
+        const attn_sdpa_params init = ATTN_SDPA_PARAMS_INIT;
+        attn_sdpa_params *p = &l->params;
+        p->weights = p->weights_mean = init.weights;
+        p->scores_raw = p->scores_capped = p->scores = init.scores;
+        p->key_sums = init.key_sums;
+        p->max_weight = p->effective_keys = p->entropy = init.entropy;
+    }
+    l->params.lse = one_in(s, 64) ? NULL : &f->lse.view;
+    l->d_out = make(s, TENSOR_INPUT, f->q.view.dtype, out->shape[0],
+                    out->shape[1], out->shape[2], out->shape[3]);
+    fill(s, &l->d_out.view, 8);
+    if (one_in(s, 2)) {
+        const int64_t *size = f->lse.view.shape;
+        l->d_lse = make(s, TENSOR_INPUT, f->q.view.dtype, size[0], size[1],
+                        size[2], 1);
+        fill(s, &l->d_lse.view, 8);
+        g->d_lse = &l->d_lse.view;
+    }
+    g->flags = one_in(s, 2) ? (int32_t)below(s, one_in(s, 16) ? 256 : 128) : 0;
+    g->reserved = one_in(s, 64);
+    next_gradient(s, f, l, D_Q, &g->d_q, &f->q.view);
+    next_gradient(s, f, l, D_K, &g->d_k, &f->k.view);
+    next_gradient(s, f, l, D_V, &g->d_v, &f->v.view);
+    next_gradient(s, f, l, D_SCALE, &g->d_scale, &one);
+    if (l->params.alibi != NULL || one_in(s, 64))
+        next_gradient(s, f, l, D_ALIBI, &g->d_alibi,
+                      l->params.alibi ? l->params.alibi : &one);
+    if (l->params.sinks != NULL || one_in(s, 64))
+        next_gradient(s, f, l, D_SINKS, &g->d_sinks,
+                      l->params.sinks ? l->params.sinks : &one);
+    if (l->params.num_masks > 0 || one_in(s, 64))
+        g->d_masks = l->d_masks;
+    for (int32_t n = 0; n < l->params.num_masks; n++)
+        if (f->masks[n].kind == ATTN_MASK_ADD || one_in(s, 64))
+            next_gradient(s, f, l, D_MASKS + n, &l->d_masks[n],
+                          &f->masks[n].view);
+}
+
+static void end_learned(struct learned *l)
+{
+    tensor_free(&l->d_out);
+    tensor_free(&l->d_lse);
+    for (int n = 0; n < GRADIENTS; n++) {
+        tensor_free(&l->d[n]);
+        free(l->before[n]);
+    }
+    free(l->gradients);
+}
+
+static bool learned_untouched(const struct learned *l)
+{
+    for (int n = 0; n < GRADIENTS; n++)
+        if (l->d[n].block != NULL &&
+            memcmp(l->before[n], l->d[n].block, l->d[n].bytes) != 0)
+            return false;
+    return true;
+}
+
+static void refuse_learned(const struct fuzzed *f, const struct learned *l,
+                           attn_status status)
+{
+    size_t bytes = 1;
+    size_t alignment = 1;
+    demand(status <= ATTN_ERR_NULL && status >= ATTN_ERR_BLAS,
+           "an unknown status");
+    demand(status != ATTN_ERR_WORKSPACE && status != ATTN_ERR_NOMEM,
+           "a status that attn_sdpa_backward_check cannot have");
+    demand(strncmp(attn_last_error(), "attn_sdpa_backward_check: ", 26) == 0,
+           "a sentence without the name of the call");
+    demand(attn_sdpa_backward(NULL, &l->params, &f->q.view, &f->k.view,
+                              &f->v.view, &f->out_view, &l->d_out.view,
+                              l->gradients) == status,
+           "attn_sdpa_backward disagrees with attn_sdpa_backward_check");
+    demand(attn_sdpa_backward_workspace(NULL, &l->params, &f->q.view,
+                                        &f->k.view, &f->v.view, &f->out_view,
+                                        &l->d_out.view, l->gradients, &bytes,
+                                        &alignment) == status,
+           "attn_sdpa_backward_workspace disagrees");
+    demand(bytes == 1 && alignment == 1, "a refused query wrote its results");
+    demand(learned_untouched(l), "a refused call wrote to a gradient");
+}
+
+/* Element number n, which is of this role, as the oracle has it. */
+static const ref_tensor *exact_gradient(const ref_gradients *want, int n)
+{
+    const ref_tensor *all[D_MASKS] = {&want->d_q,     &want->d_k,
+                                      &want->d_v,     &want->d_alibi,
+                                      &want->d_sinks, &want->d_scale};
+    return n < D_MASKS ? all[n] : &want->d_masks[n - D_MASKS];
+}
+
+static void run_learned(const struct fuzzed *f, const struct learned *l)
+{
+    static const char *const names[D_MASKS] = {"d_q",     "d_k",     "d_v",
+                                               "d_alibi", "d_sinks", "d_scale"};
+    ref_gradients want;
+    size_t bytes = 0;
+    size_t alignment = 0;
+    int64_t wrong = 0;
+    attn_sdpa_gradients known = *l->gradients;
+    known.struct_size = sizeof known;
+    demand(l->tail_is_zero, "an unknown tail was accepted");
+    ref_sdpa_backward(&want, &l->params, &f->q.view, &f->k.view, &f->v.view,
+                      &f->out_view, &l->d_out.view, &known);
+    demand(attn_sdpa_backward_workspace(NULL, &l->params, &f->q.view,
+                                        &f->k.view, &f->v.view, &f->out_view,
+                                        &l->d_out.view, l->gradients, &bytes,
+                                        &alignment) == ATTN_OK,
+           "attn_sdpa_backward_workspace disagrees");
+    demand(alignment != 0 && (alignment & (alignment - 1)) == 0,
+           "an alignment that is no power of two");
+    void *work = aligned_alloc(alignment, (bytes / alignment + 1) * alignment);
+    demand(work != NULL, "out of memory");
+    demand(attn_sdpa_backward_work(NULL, &l->params, &f->q.view, &f->k.view,
+                                   &f->v.view, &f->out_view, &l->d_out.view,
+                                   l->gradients, work, bytes) == ATTN_OK,
+           "attn_sdpa_backward_work disagrees with attn_sdpa_backward_check");
+    free(work);
+    for (int n = 0; n < GRADIENTS; n++) {
+        if (l->d[n].block == NULL)
+            continue;
+        wrong +=
+            compare_tensor(n < D_MASKS ? names[n] : "d_masks", "this input",
+                           &l->d[n].view, exact_gradient(&want, n), 1.0);
+        demand(tensor_surroundings_intact(&l->d[n]) != 0,
+               "memory beside a gradient was written");
+    }
+    demand(wrong == 0, "a wrong gradient");
+    demand(surroundings_intact(f), "memory beside an argument was written");
+    ref_free_gradients(&want);
+}
+
+/* What attn_sdpa gave has gradients, unless it lies where q was. */
+static void learn(struct bytes *s, struct fuzzed *f)
+{
+    struct learned l;
+    if (s->left == 0 || f->in_place)
+        return;
+    if (f->params->lse == NULL) {
+        f->params->lse = &f->lse.view;
+        demand(attn_sdpa(NULL, f->params, &f->q.view, &f->k.view, &f->v.view,
+                         &f->out_view) == ATTN_OK,
+               "attn_sdpa refuses to write lse");
+    }
+    next_learned(s, f, &l);
+    const attn_status status = attn_sdpa_backward_check(
+        NULL, &l.params, &f->q.view, &f->k.view, &f->v.view, &f->out_view,
+        &l.d_out.view, l.gradients);
+    if (status == ATTN_OK)
+        run_learned(f, &l);
+    else
+        refuse_learned(f, &l, status);
+    end_learned(&l);
+}
+
 /* ---- sizes and strides without memory: only the checks can run ---- */
 
 static int64_t wild_number(struct bytes *s)
@@ -720,6 +944,37 @@ static void wild_later_fields(struct bytes *s, attn_sdpa_params *p,
         *outputs[below(s, 7)] = t;
 }
 
+/* The gradients of such a call, each of the views in any role. */
+static void wild_gradients(struct bytes *s, const attn_sdpa_params *params,
+                           const attn_tensor *t)
+{
+    size_t bytes = 1;
+    size_t alignment = 1;
+    attn_sdpa_params p = *params;
+    attn_tensor d[3];
+    const attn_tensor *d_masks[1];
+    attn_sdpa_gradients g = ATTN_SDPA_GRADIENTS_INIT;
+    for (int n = 0; n < 3; n++)
+        wild_tensor(s, &d[n], (uintptr_t)(n + 6) << 44);
+    const attn_tensor **const outputs[] = {&g.d_q,     &g.d_k,     &g.d_v,
+                                           &g.d_alibi, &g.d_sinks, &g.d_scale};
+    for (int n = 0; n < 6; n++)
+        *outputs[n] = one_in(s, 2) ? &d[below(s, 3)] : NULL;
+    d_masks[0] = &d[below(s, 3)];
+    g.d_masks = p.num_masks > 0 && one_in(s, 2) ? d_masks : NULL;
+    g.d_lse = one_in(s, 4) ? &d[below(s, 3)] : NULL;
+    if (!one_in(s, 8))
+        p.lse = &t[4];
+    const attn_status status = attn_sdpa_backward_check(
+        NULL, &p, &t[0], &t[1], &t[2], &t[3], &t[3], &g);
+    demand(status <= ATTN_OK && status >= ATTN_ERR_BLAS, "an unknown status");
+    demand(attn_sdpa_backward_workspace(NULL, &p, &t[0], &t[1], &t[2], &t[3],
+                                        &t[3], &g, &bytes,
+                                        &alignment) == status,
+           "attn_sdpa_backward_workspace disagrees");
+    demand(status != ATTN_OK || alignment > 1 || bytes == 0, "no alignment");
+}
+
 static void wild(struct bytes *s)
 {
     attn_tensor t[5];
@@ -755,6 +1010,8 @@ static void wild(struct bytes *s)
                                                   &t[3], &bytes, &alignment);
     demand(query == status, "attn_sdpa_workspace disagrees");
     demand(status != ATTN_OK || alignment > 1 || bytes == 0, "no alignment");
+    if (s->left > 0)
+        wild_gradients(s, &p, t);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -770,10 +1027,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     next_call(&s, &f);
     const attn_status status = attn_sdpa_check(
         NULL, f.params, &f.q.view, &f.k.view, &f.v.view, &f.out_view);
-    if (status == ATTN_OK)
+    if (status == ATTN_OK) {
         judge_result(&f);
-    else
+        learn(&s, &f);
+    } else {
         judge_refusal(&f, status);
+    }
     end_call(&f);
     return 0;
 }
