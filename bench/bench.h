@@ -6,6 +6,7 @@
  *   bench_problem.c  inputs, masks, views
  *   bench_features.c what attention can be asked for beyond masks
  *   bench_oracle.c   the formula in long double on sampled rows
+ *   bench_oracle_backward.c   the same of the gradients
  *   bench_engines.c  the contenders: libattn, the row loop, plain CBLAS calls
  *   bench_probe.c    limits of the machine: FMA peak, GEMM rate, bandwidth
  *   bench_table.c    one row per shape: times, rates, errors; CSV and JSON
@@ -60,9 +61,11 @@ struct bench_shape {
     enum bench_layout layout;
     enum bench_mask mask;
     enum bench_feature feature;
+    int backward; /* the gradients of q, k and v, not out */
 };
 
-/* A shape with its memory: inputs, masks, one output, scratch. */
+/* A shape with its memory: inputs, masks, outputs, scratch. Of a backward
+ * problem out and lse are inputs: what its forward call gave. */
 struct bench_problem {
     struct bench_shape shape;
     attn_context *context;
@@ -70,13 +73,15 @@ struct bench_problem {
     attn_mask mask;
     int64_t *kv_lens;
     attn_sdpa_params params;
+    attn_tensor lse, d_out, d_q, d_k, d_v; /* backward only */
+    attn_sdpa_gradients gradients;
     void *work;
     size_t work_bytes;
     void *scores; /* of the engines that keep scores */
     int64_t num_scores;
     attn_tensor extra[4]; /* of a feature */
     int num_extra;
-    void *memory[16]; /* what to free */
+    void *memory[24]; /* what to free */
     int num_memory;
 };
 
@@ -85,6 +90,11 @@ const char *bench_layout_name(enum bench_layout layout);
 const char *bench_mask_name(enum bench_mask mask);
 const char *bench_feature_name(enum bench_feature feature);
 size_t bench_item_bytes(attn_dtype dtype);
+const char *bench_direction_name(const struct bench_shape *shape);
+/* Floating-point operations of the products of one (query, key) pair of a head,
+ * two of them or five. */
+double bench_pair_flops(const struct bench_shape *shape);
+double bench_full_flops(const struct bench_shape *shape); /* of all pairs */
 
 /* Bytes that bench_problem_create would allocate, scratch not counted. */
 double bench_problem_bytes(const struct bench_shape *shape);
@@ -94,7 +104,7 @@ double bench_problem_bytes(const struct bench_shape *shape);
 attn_status bench_problem_create(struct bench_problem *problem,
                                  const struct bench_shape *shape, int threads);
 void bench_problem_destroy(struct bench_problem *problem);
-/* Overwrites the output with NaN, so that an engine that writes nothing
+/* Overwrites the outputs with NaN, so that an engine that writes nothing
  * cannot pass for one that is right. */
 void bench_problem_spoil(const struct bench_problem *problem);
 
@@ -111,15 +121,16 @@ void *bench_problem_scores(struct bench_problem *problem, int64_t count);
 /* Visible (query, key) pairs over all heads and batches. */
 double bench_visible_pairs(const struct bench_problem *problem);
 
-/* Largest and root-mean-square difference of problem->out from the formula in
- * long double, over a sample of rows; the largest also of what else the call
- * was asked for. */
+/* Largest and root-mean-square difference of problem->out, or of the three
+ * gradients, from the formula in long double, over a sample of rows; the
+ * largest also of what else the call was asked for. */
 struct bench_error {
     double max;
     double rms;
     int64_t rows; /* in the sample */
 };
 struct bench_error bench_problem_error(const struct bench_problem *problem);
+struct bench_error bench_backward_error(const struct bench_problem *problem);
 /* What the error of a right result cannot exceed for these inputs. */
 double bench_error_bound(const struct bench_shape *shape);
 
@@ -189,7 +200,8 @@ void bench_probe_all(struct bench_peaks *peaks, int threads,
 struct bench_options {
     int threads;
     int quick;
-    int compare; /* time the other engines beside libattn */
+    int compare;  /* time the other engines beside libattn */
+    int backward; /* the list for training, the bars of gradients */
     struct timing_limits limits;
     double max_bytes; /* larger problems are left out, which a line says */
     double max_flops;
@@ -207,7 +219,7 @@ struct bench_row {
     const char *engine;
     int threads;
     struct timing time;
-    double flops_full;    /* 2 B Hq Tq Tk (D + Dv) */
+    double flops_full;    /* bench_full_flops */
     double flops_visible; /* the same over the visible pairs only */
     double bytes;         /* of K and V, each read once */
     double peak_gflops;   /* FMA peak of that many cores */
@@ -237,7 +249,7 @@ int bench_run_first(const struct bench_options *options);
 /* The list of shapes; returns the number of wrong results. */
 int bench_run_list(const struct bench_peaks *peaks,
                    const struct bench_options *options);
-void bench_print_list(void);
+void bench_print_list(const struct bench_options *options);
 
 /* The table of bars. */
 void bench_run_bars(const struct bench_options *options);

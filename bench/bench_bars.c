@@ -43,12 +43,6 @@ static struct timing_task start(struct bench_problem *p,
     return (struct timing_task){engine->run, p};
 }
 
-static double full_flops(const struct bench_shape *s)
-{
-    return 2.0 * (double)(s->batch * s->heads) * (double)s->q_len *
-           (double)s->kv_len * (double)(s->width + s->v_width);
-}
-
 /* -------------------------------------------------------------- Printing -- */
 
 void bench_print_bar(const char *what, double bar, int direction,
@@ -63,7 +57,7 @@ void bench_print_bar(const char *what, double bar, int direction,
 
 /* ------------------------------------------------------------- Measures -- */
 
-/* Rate of forward attention as a share of the FMA peak. */
+/* Rate as a share of the FMA peak. */
 static double peak_share(const struct bench_shape *shape,
                          const struct bench_options *options)
 {
@@ -76,27 +70,41 @@ static double peak_share(const struct bench_shape *shape,
     tasks[1] = bench_probe_fma(shape->dtype, &flops);
     timing_compare(tasks, 2, &options->limits, times);
     bench_problem_destroy(&p);
-    return full_flops(shape) / times[0].min /
+    return bench_full_flops(shape) / times[0].min /
            bench_best_fma(shape->dtype, flops / times[1].min);
 }
 
 /* The lowest share over the lengths from 512. */
-static double long_share(attn_dtype dtype, int64_t width,
-                         enum bench_layout layout,
-                         const struct bench_options *options)
+static double lowest_share(struct bench_shape shape,
+                           const struct bench_options *options)
 {
     double lowest = 1e9;
 
     for (int64_t len = 512; len <= (options->quick ? 1024 : 2048); len *= 2) {
-        struct bench_shape shape =
-            shape_of(dtype, width == 64 ? 12 : 8, len, width);
         double share;
-        shape.layout = layout;
+        shape.q_len = shape.kv_len = len;
         share = peak_share(&shape, options);
         if (share < lowest)
             lowest = share;
     }
     return lowest;
+}
+
+static double long_share(attn_dtype dtype, int64_t width,
+                         enum bench_layout layout,
+                         const struct bench_options *options)
+{
+    struct bench_shape shape = shape_of(dtype, width == 64 ? 12 : 8, 0, width);
+    shape.layout = layout;
+    return lowest_share(shape, options);
+}
+
+static double backward_share(attn_dtype dtype,
+                             const struct bench_options *options)
+{
+    struct bench_shape shape = shape_of(dtype, 12, 0, 64);
+    shape.backward = 1;
+    return lowest_share(shape, options);
 }
 
 static double short_share(enum bench_layout layout,
@@ -124,10 +132,13 @@ static double time_ratio(const struct bench_shape *a,
     return times[0].min / times[1].min;
 }
 
-static double causal_fraction(int64_t len, const struct bench_options *options)
+static double causal_fraction(int64_t len, int backward,
+                              const struct bench_options *options)
 {
     struct bench_shape full = shape_of(ATTN_F32, 12, len, 64);
-    struct bench_shape causal = full;
+    struct bench_shape causal;
+    full.backward = backward;
+    causal = full;
     causal.causal = 1;
     return time_ratio(&causal, &full, options);
 }
@@ -161,10 +172,9 @@ static double half_lengths(const struct bench_options *options)
 
 /* Time of one thread over that of two. *cores: the same for bare loops of
  * multiply-adds, whose gain is 2 if both cores are free. */
-static double thread_gain(int64_t heads, int64_t len, double *cores,
+static double thread_gain(const struct bench_shape *shape, double *cores,
                           const struct bench_options *options)
 {
-    struct bench_shape shape = shape_of(ATTN_F32, heads, len, 64);
     struct timing_limits limits = bench_limits(options, 2);
     struct bench_problem one, two;
     struct timing_task tasks[4];
@@ -172,8 +182,8 @@ static double thread_gain(int64_t heads, int64_t len, double *cores,
 
     limits.repeats =
         24; /* a moment in which both are free must be among them */
-    tasks[0] = start(&one, &shape, 1);
-    tasks[1] = start(&two, &shape, 2);
+    tasks[0] = start(&one, shape, 1);
+    tasks[1] = start(&two, shape, 2);
     tasks[2] = bench_probe_cores(1);
     tasks[3] = bench_probe_cores(2);
     timing_compare(tasks, 4, &limits, times);
@@ -452,27 +462,52 @@ static void forward_bars(const struct bench_options *o)
 static void mask_bars(const struct bench_options *o)
 {
     bench_print_bar("causal / full time, T=2048, d=64", 0.55, AT_MOST,
-                    causal_fraction(2048, o), "");
+                    causal_fraction(2048, 0, o), "");
     bench_print_bar("causal / full time, T=512, d=64", 0.62, AT_MOST,
-                    causal_fraction(512, o), "");
+                    causal_fraction(512, 0, o), "");
     bench_print_bar("dense boolean mask per head / no mask, T=512", 1.10,
                     AT_MOST, mask_fraction(o), "");
     bench_print_bar("half the keys by kv_lens / all keys, T=1024", 0.55,
                     AT_MOST, half_lengths(o), "");
 }
 
+static void thread_bar(int64_t heads, int64_t len, int backward, double bar,
+                       const struct bench_options *o)
+{
+    struct bench_shape shape = shape_of(ATTN_F32, heads, len, 64);
+    char what[96];
+    double cores, gain;
+
+    shape.backward = backward;
+    gain = thread_gain(&shape, &cores, o);
+    snprintf(what, sizeof(what), "%s2 threads, B H=%d, T=%d, d=64",
+             backward ? "backward " : "", (int)heads, (int)len);
+    bench_print_bar(what, bar, AT_LEAST, gain, "times");
+    printf("    (beside it, bare multiply-adds on 2 threads gain %.2f times)\n",
+           cores);
+}
+
 static void thread_bars(const struct bench_options *o)
 {
-    double cores;
+    thread_bar(12, 512, 0, 1.9, o);
+    thread_bar(1, 1024, 0, 1.9, o);
+}
 
-    bench_print_bar("2 threads, B H=12, T=512, d=64", 1.9, AT_LEAST,
-                    thread_gain(12, 512, &cores, o), "times");
-    printf("    (beside it, bare multiply-adds on 2 threads gain %.2f times)\n",
-           cores);
-    bench_print_bar("2 threads, B H=1, T=1024, d=64", 1.9, AT_LEAST,
-                    thread_gain(1, 1024, &cores, o), "times");
-    printf("    (beside it, bare multiply-adds on 2 threads gain %.2f times)\n",
-           cores);
+static void backward_bars(const struct bench_options *o)
+{
+    /* Other kernels than the small ones share locks and buffers. */
+    double gain = strstr(attn_blas_info(), "small kernels") ? 1.9 : 1.6;
+
+    bench_print_bar("backward f32, d=64, T>=512 / P", 0.75, AT_LEAST,
+                    backward_share(ATTN_F32, o), "");
+    bench_print_bar("backward f64, d=64, T>=512 / P", 0.72, AT_LEAST,
+                    backward_share(ATTN_F64, o), "");
+    bench_print_bar("backward causal / full time, T=2048, d=64", 0.60, AT_MOST,
+                    causal_fraction(2048, 1, o), "");
+    bench_print_bar("backward causal / full time, T=512, d=64", 0.60, AT_MOST,
+                    causal_fraction(512, 1, o), "");
+    thread_bar(12, 512, 1, gain, o);
+    thread_bar(1, 1024, 1, gain, o);
 }
 
 static void decode_bars(const struct bench_options *o)
@@ -503,6 +538,10 @@ void bench_run_bars(const struct bench_options *given)
            "T = 512, 1024%s\n",
            o->quick ? "" : ", 2048");
     printf("  %-54s %10s %9s\n", "what", "bar", "reached");
+    if (o->backward) {
+        backward_bars(o);
+        return;
+    }
     bench_print_bar("row loop / library, f64, T=128, d=64", 8, AT_LEAST,
                     row_loop_gain(ATTN_F64, o), "times");
     bench_print_bar("row loop / library, f32, T=128, d=64", 15, AT_LEAST,
@@ -510,6 +549,7 @@ void bench_run_bars(const struct bench_options *given)
     forward_bars(o);
     mask_bars(o);
     thread_bars(o);
+    backward_bars(o);
     decode_bars(o);
     bench_print_bar("call, T=5, d=4, f32, scratch of the caller", 1, AT_MOST,
                     call_overhead(ATTN_F32, o), "us");

@@ -38,12 +38,23 @@ static int can_all(const struct bench_shape *shape)
     return 1;
 }
 
+static attn_status forward(const struct bench_problem *p)
+{
+    return attn_sdpa_work(p->context, &p->params, &p->q, &p->k, &p->v, &p->out,
+                          p->work, p->work_bytes);
+}
+
+static attn_status backward(const struct bench_problem *p)
+{
+    return attn_sdpa_backward_work(p->context, &p->params, &p->q, &p->k, &p->v,
+                                   &p->out, &p->d_out, &p->gradients, p->work,
+                                   p->work_bytes);
+}
+
 static void run_libattn(void *problem)
 {
     const struct bench_problem *p = problem;
-    attn_status status = attn_sdpa_work(p->context, &p->params, &p->q, &p->k,
-                                        &p->v, &p->out, p->work, p->work_bytes);
-    if (status) {
+    if (p->shape.backward ? backward(p) : forward(p)) {
         fprintf(stderr, "attn_bench: %s\n", attn_last_error());
         exit(2);
     }
@@ -57,6 +68,11 @@ static int can_heads(const struct bench_shape *s)
     return s->mask == MASK_NONE && s->feature == FEATURE_NONE && s->q_len > 0 &&
            s->kv_len > 0 && (!s->causal || s->q_len == s->kv_len) &&
            s->q_len <= 4096 && s->kv_len <= 4096;
+}
+
+static int can_row_loop(const struct bench_shape *s)
+{
+    return can_heads(s) && !s->backward;
 }
 
 static void run_row_loop(void *problem)
@@ -74,10 +90,16 @@ static void run_row_loop(void *problem)
 static void run_plain_cblas(void *problem)
 {
     struct bench_problem *p = problem;
-    void *scores = bench_problem_scores(p, p->shape.q_len * p->shape.kv_len);
+    int is_f64 = p->shape.dtype == ATTN_F64, backward = p->shape.backward;
+    int64_t count = p->shape.q_len * p->shape.kv_len;
+    void *scores = bench_problem_scores(p, backward ? 2 * count : count);
     int threads = bench_blas_threads(attn_context_num_threads(p->context));
 
-    if (p->shape.dtype == ATTN_F64)
+    if (backward && is_f64)
+        run_backward_f64(p, scores);
+    else if (backward)
+        run_backward_f32(p, scores);
+    else if (is_f64)
         run_heads_f64(p, plain_head_f64, scores);
     else
         run_heads_f32(p, plain_head_f32, scores);
@@ -88,7 +110,7 @@ static void run_plain_cblas(void *problem)
 
 const struct bench_engine bench_engines[] = {
     {"libattn", can_all, run_libattn},
-    {"row-loop", can_heads, run_row_loop},
+    {"row-loop", can_row_loop, run_row_loop},
     {"plain-cblas", can_heads, run_plain_cblas},
 };
 const int bench_num_engines = sizeof(bench_engines) / sizeof(bench_engines[0]);

@@ -4,6 +4,7 @@
  *   attn_bench                    first table, limits, bars, all shapes
  *   attn_bench --quick            the same, smaller: a minute or so
  *   attn_bench --shape 1,12,12,512,512,64 --causal --compare
+ *   attn_bench --backward         training: forward and its gradients
  *   attn_bench --memory           growth of the process at T = 65536
  *
  * Speed decides no exit status: 1 means a wrong result, 2 a wrong option.
@@ -27,6 +28,8 @@ static const char usage[] =
     "                                 open-window, window, lse, diagnose,\n"
     "                                 weights, segments, blocks, starts,\n"
     "                                 pages-16, pages-64, bf16, ragged\n"
+    "  --backward                     gradients: of --shape, or of a list of\n"
+    "                                 shapes (forward too), or their --bars\n"
     "  --compare                      also the row loop and plain CBLAS calls\n"
     "  --threads N                    threads of libattn (1)\n"
     "  --repeats N                    of which the fastest counts (8)\n"
@@ -130,6 +133,10 @@ static int parse_shape_option(const char *name, const char *value,
         features[n] = bench_feature_name((enum bench_feature)n);
     if (!strcmp(name, "--causal")) {
         shape->causal = 1;
+        return 1;
+    }
+    if (!strcmp(name, "--backward")) {
+        shape->backward = 1;
         return 1;
     }
     if (!strcmp(name, "--shape"))
@@ -239,8 +246,10 @@ static void parse(int argc, char **argv, struct command *c)
         c->options.limits.repeats = TIMING_MAX_REPEATS;
     if (c->options.threads > 64)
         fail("--threads");
+    c->options.backward = c->shape.backward;
     if (!c->parts)
-        c->parts = PART_FIRST | PART_BARS | PART_SHAPES;
+        c->parts = c->options.backward ? PART_SHAPES
+                                       : PART_FIRST | PART_BARS | PART_SHAPES;
     if (c->shape.layout == LAYOUT_PACKED &&
         (c->shape.heads != c->shape.kv_heads ||
          c->shape.q_len != c->shape.kv_len ||
@@ -320,7 +329,7 @@ int main(int argc, char **argv)
     }
     parse(argc, argv, &c);
     if (c.parts & PART_LIST) {
-        bench_print_list();
+        bench_print_list(&c.options);
         return 0;
     }
     if (c.parts & PART_MEMORY)

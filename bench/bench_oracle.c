@@ -5,7 +5,7 @@
  */
 #define _POSIX_C_SOURCE 200112L
 
-#include "bench.h"
+#include "bench_oracle.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -33,63 +33,69 @@ static double number_at(const attn_tensor *t, int64_t at)
     return (double)((const float *)t->data)[at];
 }
 
-static double value_at(const attn_tensor *t, int64_t b, int64_t h, int64_t i,
-                       int64_t d)
+double oracle_value(const attn_tensor *t, int64_t b, int64_t h, int64_t i,
+                    int64_t d)
 {
     return number_at(t, offset_of(t, b, h, i, d));
 }
 
-/* One query, and where its sequence begins. */
-struct place {
-    int64_t b; /* sequence */
-    int64_t h, g, i;
-    int64_t q_len, kv_len;
-    int64_t batch, q_row, kv_row; /* in the tensors */
-};
-
 /* Rows of out over all heads. */
-static int64_t count_rows(const struct bench_problem *p)
+int64_t oracle_rows(const struct bench_problem *p)
 {
     return p->out.shape[0] * p->out.shape[1] * p->out.shape[2];
 }
 
-static struct place place_of(const struct bench_problem *p, int64_t row)
+struct oracle_place oracle_place_of(const struct bench_problem *p, int64_t b,
+                                    int64_t h, int64_t i)
 {
     const struct bench_shape *s = &p->shape;
     const int64_t *cu = p->params.cu_q;
-    struct place place = {.q_len = s->q_len, .kv_len = s->kv_len};
-
-    place.i = row % p->out.shape[2];
-    place.h = row / p->out.shape[2] % s->heads;
-    place.g = place.h / (s->heads / s->kv_heads);
-    place.b = row / p->out.shape[2] / s->heads;
-    place.batch = place.b;
-    if (!cu)
-        return place;
-    while (cu[place.b + 1] <= place.i)
-        place.b++;
-    place.q_row = place.kv_row = cu[place.b];
-    place.i -= cu[place.b];
-    place.q_len = place.kv_len = cu[place.b + 1] - cu[place.b];
+    struct oracle_place place = {.b = b,
+                                 .h = h,
+                                 .g = h / (s->heads / s->kv_heads),
+                                 .i = i,
+                                 .q_len = s->q_len,
+                                 .kv_len = s->kv_len,
+                                 .batch = b};
+    if (cu) {
+        place.batch = 0;
+        place.q_row = place.kv_row = cu[b];
+        place.q_len = place.kv_len = cu[b + 1] - cu[b];
+    }
     return place;
 }
 
+struct oracle_place oracle_row_place(const struct bench_problem *p, int64_t row)
+{
+    const int64_t *cu = p->params.cu_q;
+    int64_t rows = p->out.shape[2], i = row % rows;
+    int64_t h = row / rows % p->shape.heads, b = row / rows / p->shape.heads;
+
+    if (cu) {
+        while (cu[b + 1] <= i)
+            b++;
+        i -= cu[b];
+    }
+    return oracle_place_of(p, b, h, i);
+}
+
 /* Number d of key j in k or v. */
-static double key_at(const struct bench_problem *p, const attn_tensor *t,
-                     const struct place *at, int64_t j, int64_t d)
+double oracle_key(const struct bench_problem *p, const attn_tensor *t,
+                  const struct oracle_place *at, int64_t j, int64_t d)
 {
     int64_t page = t->shape[2];
 
     if (!p->params.page_table)
-        return value_at(t, at->batch, at->g, at->kv_row + j, d);
-    return value_at(
+        return oracle_value(t, at->batch, at->g, at->kv_row + j, d);
+    return oracle_value(
         t, p->params.page_table[at->b * p->params.pages_per_seq + j / page],
         at->g, j % page, d);
 }
 
 /* --------------------------------------------------------------- Rules -- */
 
-static int64_t position(const struct bench_problem *p, const struct place *at)
+static int64_t position(const struct bench_problem *p,
+                        const struct oracle_place *at)
 {
     int64_t offset = p->params.align == ATTN_ALIGN_OFFSET
                          ? p->params.q_offset
@@ -97,7 +103,7 @@ static int64_t position(const struct bench_problem *p, const struct place *at)
     return offset + at->i;
 }
 
-static int visible(const struct bench_problem *p, const struct place *at,
+int oracle_visible(const struct bench_problem *p, const struct oracle_place *at,
                    int64_t j)
 {
     const attn_sdpa_params *o = &p->params;
@@ -124,26 +130,47 @@ static int visible(const struct bench_problem *p, const struct place *at,
     return 1;
 }
 
-/* z of section 2 of attn.h, for a visible key. */
-static long double score(const struct bench_problem *p, const struct place *at,
-                         int64_t j)
+long double oracle_capped(const struct bench_problem *p, long double dot)
+{
+    const long double c = (long double)p->params.softcap;
+    long double u = dot / sqrtl((long double)p->shape.width);
+
+    return c > 0 ? c * tanhl(u / c) : u;
+}
+
+long double oracle_added(const struct bench_problem *p,
+                         const struct oracle_place *at, int64_t j)
 {
     const attn_sdpa_params *o = &p->params;
-    long double z = 0;
+    long double sum = 0;
+
+    if (p->shape.mask == MASK_ADD)
+        sum += (long double)oracle_value(&p->mask.view, at->b, at->h, at->i, j);
+    if (o->alibi)
+        sum -= (long double)number_at(o->alibi, at->h) *
+               fabsl((long double)(position(p, at) - j));
+    return sum;
+}
+
+long double oracle_sink(const struct bench_problem *p,
+                        const struct oracle_place *at)
+{
+    const attn_tensor *sinks = p->params.sinks;
+    return sinks ? (long double)number_at(sinks, at->h)
+                 : -(long double)INFINITY;
+}
+
+/* z of section 2 of attn.h, for a visible key. */
+static long double score(const struct bench_problem *p,
+                         const struct oracle_place *at, int64_t j)
+{
+    long double dot = 0;
 
     for (int64_t d = 0; d < p->shape.width; d++)
-        z += (long double)value_at(&p->q, at->batch, at->h, at->q_row + at->i,
-                                   d) *
-             (long double)key_at(p, &p->k, at, j, d);
-    z /= sqrtl((long double)p->shape.width);
-    if (o->softcap > 0)
-        z = (long double)o->softcap * tanhl(z / (long double)o->softcap);
-    if (p->shape.mask == MASK_ADD)
-        z += (long double)value_at(&p->mask.view, at->b, at->h, at->i, j);
-    if (o->alibi)
-        z -= (long double)number_at(o->alibi, at->h) *
-             fabsl((long double)(position(p, at) - j));
-    return z;
+        dot += (long double)oracle_value(&p->q, at->batch, at->h,
+                                         at->q_row + at->i, d) *
+               (long double)oracle_key(p, &p->k, at, j, d);
+    return oracle_capped(p, dot) + oracle_added(p, at, j);
 }
 
 /* Does some rule beyond causal and lengths hide keys? */
@@ -167,7 +194,7 @@ static int64_t visible_keys(const struct bench_problem *p, int64_t b, int64_t i)
 double bench_visible_pairs(const struct bench_problem *p)
 {
     const struct bench_shape *s = &p->shape;
-    int64_t rows = count_rows(p);
+    int64_t rows = oracle_rows(p);
     double pairs = 0;
 
     if (!needs_counting(p)) {
@@ -177,12 +204,12 @@ double bench_visible_pairs(const struct bench_problem *p)
         return pairs;
     }
     for (int64_t row = 0; row < rows; row++) {
-        struct place at = place_of(p, row);
+        struct oracle_place at = oracle_row_place(p, row);
         /* Features are the same for all heads. */
         if (at.h > 0 && s->mask != MASK_KEEP)
             continue;
         for (int64_t j = 0; j < at.kv_len; j++)
-            pairs += visible(p, &at, j);
+            pairs += oracle_visible(p, &at, j);
     }
     return s->mask == MASK_KEEP ? pairs : pairs * (double)s->heads;
 }
@@ -195,18 +222,16 @@ struct row {
     long double max, sum;
 };
 
-static void oracle_row(const struct bench_problem *p, const struct place *at,
-                       struct row *r)
+static void oracle_row(const struct bench_problem *p,
+                       const struct oracle_place *at, struct row *r)
 {
     const struct bench_shape *s = &p->shape;
-    const attn_tensor *sinks = p->params.sinks;
-    long double sink =
-        sinks ? (long double)number_at(sinks, at->h) : -(long double)INFINITY;
+    long double sink = oracle_sink(p, at);
 
     r->max = sink;
     for (int64_t j = 0; j < at->kv_len; j++) {
         r->weights[j] =
-            visible(p, at, j) ? score(p, at, j) : -(long double)INFINITY;
+            oracle_visible(p, at, j) ? score(p, at, j) : -(long double)INFINITY;
         r->max = fmaxl(r->max, r->weights[j]);
     }
     for (int64_t e = 0; e < s->v_width; e++)
@@ -219,25 +244,25 @@ static void oracle_row(const struct bench_problem *p, const struct place *at,
     for (int64_t j = 0; j < at->kv_len; j++)
         for (int64_t e = 0; e < s->v_width && r->weights[j] > 0; e++)
             r->out[e] += r->weights[j] / r->sum *
-                         (long double)key_at(p, &p->v, at, j, e);
+                         (long double)oracle_key(p, &p->v, at, j, e);
 }
 
 /* Difference of a number of the output t from what it should be, relative
  * where that is above 1; 0 if t is not wanted. */
-static double off_by(const attn_tensor *t, const struct place *at, int64_t d,
-                     long double want)
+static double off_by(const attn_tensor *t, const struct oracle_place *at,
+                     int64_t d, long double want)
 {
     long double got;
 
     if (!t)
         return 0;
-    got = (long double)value_at(t, at->batch, at->h, at->q_row + at->i, d);
+    got = (long double)oracle_value(t, at->batch, at->h, at->q_row + at->i, d);
     return (double)(fabsl(got - want) / fmaxl(1, fabsl(want)));
 }
 
 /* What the call was asked for beside out. */
 static double extras_error(const struct bench_problem *p,
-                           const struct place *at, const struct row *r)
+                           const struct oracle_place *at, const struct row *r)
 {
     const attn_sdpa_params *o = &p->params;
     long double largest = 0, squares = 0, entropy = 0;
@@ -261,7 +286,7 @@ static double extras_error(const struct bench_problem *p,
 static int64_t sample_size(const struct bench_problem *p)
 {
     const struct bench_shape *s = &p->shape;
-    int64_t all = count_rows(p);
+    int64_t all = oracle_rows(p);
     int64_t cost = s->kv_len * (s->width + s->v_width) + 1;
     int64_t rows = 30000000 / cost;
     if (rows < 2)
@@ -269,10 +294,10 @@ static int64_t sample_size(const struct bench_problem *p)
     return rows < all ? rows : all;
 }
 
-struct bench_error bench_problem_error(const struct bench_problem *p)
+static struct bench_error forward_error(const struct bench_problem *p)
 {
     const struct bench_shape *s = &p->shape;
-    int64_t all = count_rows(p);
+    int64_t all = oracle_rows(p);
     struct bench_error error = {0, 0, sample_size(p)};
     struct row r = {
         .weights = bench_alloc((size_t)s->kv_len * sizeof(long double)),
@@ -282,11 +307,11 @@ struct bench_error bench_problem_error(const struct bench_problem *p)
     for (int64_t n = 0; n < error.rows; n++) {
         /* Evenly spread, first and last row included. */
         int64_t at = error.rows > 1 ? n * (all - 1) / (error.rows - 1) : 0;
-        struct place place = place_of(p, at);
+        struct oracle_place place = oracle_row_place(p, at);
         double extras;
         oracle_row(p, &place, &r);
         for (int64_t e = 0; e < s->v_width; e++) {
-            long double out = (long double)value_at(
+            long double out = (long double)oracle_value(
                 &p->out, place.batch, place.h, place.q_row + place.i, e);
             double off = (double)fabsl(out - r.out[e]);
             if (!(off <= error.max)) /* NaN too */
@@ -304,15 +329,45 @@ struct bench_error bench_problem_error(const struct bench_problem *p)
     return error;
 }
 
+struct bench_error bench_problem_error(const struct bench_problem *p)
+{
+    return p->shape.backward ? bench_backward_error(p) : forward_error(p);
+}
+
 /*
  * The values lie in [-sqrt 3, sqrt 3]. A dot product of D of them is off by at
  * most u D (D E|q k|) = 0.75 u D^2, a score, after division by sqrt D, by 0.75
  * u D^1.5; a weight twice that, relatively; an output sqrt 3 times more. Adding
  * up the weights of Tk keys in blocks costs a few units of u.
  */
+static double forward_bound(const struct bench_shape *s)
+{
+    double width = (double)s->width;
+    return 2.6 * width * sqrt(width) + 16;
+}
+
+/*
+ * Such a bound would be larger than the gradients, so here errors are taken for
+ * random, and six of their standard deviations for all there can be: a dot
+ * product is off by at most 2.5 u D, a score by 2.5 u sqrt D, a weight,
+ * relatively, by e = 5 sqrt D + 16 units. d_out.v - delta is within 6 sqrt Dv
+ * and off by 5 u Dv. d_q adds these up with weights of sum 1, sqrt 3 / sqrt D
+ * times; in d_k and d_v the weights of a key meet in squares, of which the sum
+ * is some 4 a head of the group, more where there are few keys.
+ */
+static double backward_bound(const struct bench_shape *s)
+{
+    double width = sqrt((double)s->width), v_width = sqrt((double)s->v_width);
+    double group = (double)(s->heads / s->kv_heads);
+    double e = 5 * width + 16;
+    double each = (6 * e * v_width + 5 * v_width * v_width) / width + e;
+
+    return sqrt(3.0) * 2 * sqrt(group) *
+           (1 + sqrt((double)s->q_len) / (double)s->kv_len) * each;
+}
+
 double bench_error_bound(const struct bench_shape *s)
 {
     double u = s->dtype == ATTN_F64 ? 1.1102230246251565e-16 : 5.9604645e-8;
-    double width = (double)s->width;
-    return u * (2.6 * width * sqrt(width) + 16);
+    return u * (s->backward ? backward_bound(s) : forward_bound(s));
 }

@@ -31,6 +31,25 @@ size_t bench_item_bytes(attn_dtype dtype)
     return dtype == ATTN_F64 ? sizeof(double) : sizeof(float);
 }
 
+const char *bench_direction_name(const struct bench_shape *shape)
+{
+    return shape->backward ? "backward" : "forward";
+}
+
+double bench_pair_flops(const struct bench_shape *s)
+{
+    /* Forward q.k and w v. Backward q.k and d_out.v again, then one product
+     * for each gradient. */
+    return s->backward ? 2.0 * (double)(3 * s->width + 2 * s->v_width)
+                       : 2.0 * (double)(s->width + s->v_width);
+}
+
+double bench_full_flops(const struct bench_shape *s)
+{
+    return bench_pair_flops(s) * (double)(s->batch * s->heads) *
+           (double)s->q_len * (double)s->kv_len;
+}
+
 /* -------------------------------------------------------------- Memory -- */
 
 void *bench_alloc(size_t bytes)
@@ -97,7 +116,7 @@ double bench_problem_bytes(const struct bench_shape *s)
     double item = (double)bench_item_bytes(s->dtype);
     double values = (double)count_q(s) + (double)count_kv(s, s->width) +
                     (double)count_kv(s, s->v_width) + (double)count_out(s);
-    return item * values +
+    return (s->backward ? 2 : 1) * item * values +
            (s->mask == MASK_KEEP ? 1.0 : item) * (double)count_mask(s);
 }
 
@@ -195,12 +214,67 @@ static attn_status make_mask(struct bench_problem *p)
     return status;
 }
 
+/* A filled tensor with the sizes and the strides of one that is dense. */
+static void make_like(struct bench_problem *p, attn_tensor *view,
+                      const attn_tensor *like, uint64_t seed)
+{
+    attn_dtype dtype = p->shape.dtype;
+    int64_t count =
+        like->shape[0] * like->shape[1] * like->shape[2] * like->shape[3];
+
+    *view = *like;
+    view->dtype = dtype; /* gradients of 16-bit keys are not in 16 bits */
+    view->data = bench_problem_take(p, (size_t)count * bench_item_bytes(dtype));
+    bench_fill(dtype, view->data, count, seed);
+}
+
+/* d_out and the gradients, in the layout of the problem. */
+static attn_status make_gradients(struct bench_problem *p)
+{
+    const struct bench_shape *s = &p->shape;
+    int64_t rows = p->out.shape[0] * s->heads * p->out.shape[2];
+    attn_status status = ATTN_OK;
+
+    make_like(p, &p->d_out, &p->out, 10);
+    if (s->layout == LAYOUT_PACKED) {
+        void *data = bench_problem_take(p, (size_t)(3 * count_q(s)) *
+                                               bench_item_bytes(s->dtype));
+        status = attn_view_bt3hd(&p->d_q, &p->d_k, &p->d_v, s->dtype, data,
+                                 s->batch, s->q_len, s->heads, s->width);
+    } else {
+        make_like(p, &p->d_q, &p->q, 11);
+        make_like(p, &p->d_k, &p->k, 12);
+        make_like(p, &p->d_v, &p->v, 13);
+    }
+    if (!status && !p->params.lse) {
+        void *data =
+            bench_problem_take(p, (size_t)rows * bench_item_bytes(s->dtype));
+        status = attn_view_bhtd(&p->lse, s->dtype, data, p->out.shape[0],
+                                s->heads, p->out.shape[2], 1);
+        p->params.lse = &p->lse;
+    }
+    attn_sdpa_gradients_init(&p->gradients);
+    p->gradients.d_q = &p->d_q;
+    p->gradients.d_k = &p->d_k;
+    p->gradients.d_v = &p->d_v;
+    return status;
+}
+
+static attn_status workspace(struct bench_problem *p, size_t *alignment)
+{
+    return p->shape.backward
+               ? attn_sdpa_backward_workspace(
+                     p->context, &p->params, &p->q, &p->k, &p->v, &p->out,
+                     &p->d_out, &p->gradients, &p->work_bytes, alignment)
+               : attn_sdpa_workspace(p->context, &p->params, &p->q, &p->k,
+                                     &p->v, &p->out, &p->work_bytes, alignment);
+}
+
 static attn_status make_scratch(struct bench_problem *p)
 {
     size_t alignment;
-    attn_status status =
-        attn_sdpa_workspace(p->context, &p->params, &p->q, &p->k, &p->v,
-                            &p->out, &p->work_bytes, &alignment);
+    attn_status status = workspace(p, &alignment);
+
     /* Pages are aligned enough for any vector type. */
     if (!status)
         p->work = bench_problem_take(p, p->work_bytes);
@@ -229,8 +303,13 @@ attn_status bench_problem_create(struct bench_problem *p,
         status = make_mask(p);
     if (!status)
         status = bench_feature_apply(p);
+    if (!status && shape->backward)
+        status = make_gradients(p);
     if (!status)
         status = make_scratch(p);
+    if (!status && shape->backward)
+        status =
+            attn_sdpa(p->context, &p->params, &p->q, &p->k, &p->v, &p->out);
     if (!status)
         return ATTN_OK;
     if (status != ATTN_ERR_UNSUPPORTED)
@@ -260,13 +339,33 @@ void bench_problem_destroy(struct bench_problem *p)
     p->context = NULL;
 }
 
+/* NaN in every element; the rows of all tensors here are contiguous. */
+static void spoil(const attn_tensor *t)
+{
+    const double nan64 = (double)NAN;
+    const float nan32 = NAN;
+    size_t item = bench_item_bytes(t->dtype);
+    const void *nan = t->dtype == ATTN_F64 ? (const void *)&nan64 : &nan32;
+
+    for (int64_t b = 0; b < t->shape[0]; b++)
+        for (int64_t h = 0; h < t->shape[1]; h++)
+            for (int64_t i = 0; i < t->shape[2]; i++) {
+                char *row = (char *)t->data +
+                            (size_t)(b * t->stride[0] + h * t->stride[1] +
+                                     i * t->stride[2]) *
+                                item;
+                for (int64_t d = 0; d < t->shape[3]; d++)
+                    memcpy(row + (size_t)d * item, nan, item);
+            }
+}
+
 void bench_problem_spoil(const struct bench_problem *p)
 {
-    int64_t count = count_out(&p->shape);
-    for (int64_t n = 0; n < count; n++) {
-        if (p->out.dtype == ATTN_F64)
-            ((double *)p->out.data)[n] = (double)NAN;
-        else
-            ((float *)p->out.data)[n] = NAN;
+    if (!p->shape.backward) {
+        spoil(&p->out);
+        return;
     }
+    spoil(&p->d_q);
+    spoil(&p->d_k);
+    spoil(&p->d_v);
 }

@@ -10,6 +10,7 @@
 #define PADDED 4 /* key lengths per batch */
 #define DENSE 8  /* a dense boolean mask per head */
 #define ALSO_F64 16
+#define TRAINING 32 /* each with its gradients */
 
 /* A family: every batch size with every length. Zeros end the lists. */
 struct family {
@@ -19,6 +20,50 @@ struct family {
     int64_t batches[4];
     int64_t q_lens[8];
     int64_t kv_len; /* 0: as many keys as queries */
+};
+
+static const struct family training[] = {
+    {"bert-base",
+     FULL | ALSO_F64 | TRAINING,
+     12,
+     12,
+     64,
+     {1, 8},
+     {128, 384, 512},
+     0},
+    {"vit-b", FULL | TRAINING, 12, 12, 64, {1}, {197}, 0},
+    {"gpt-2",
+     FULL | CAUSAL | ALSO_F64 | TRAINING,
+     12,
+     12,
+     64,
+     {1},
+     {512, 1024, 2048},
+     0},
+    {"llama", CAUSAL | TRAINING, 32, 8, 128, {1}, {2048}, 0},
+    {"d128",
+     FULL | CAUSAL | ALSO_F64 | TRAINING,
+     8,
+     8,
+     128,
+     {1},
+     {512, 1024, 2048},
+     0},
+    {"whisper-cross", FULL | TRAINING, 20, 20, 64, {1}, {448}, 1500},
+    {"sd-32x32", FULL | TRAINING, 8, 8, 80, {1}, {1024}, 0},
+    {"odd-length",
+     FULL | CAUSAL | ALSO_F64 | TRAINING,
+     12,
+     12,
+     64,
+     {1},
+     {17, 63, 65, 1000},
+     0},
+    {"odd-width", FULL | CAUSAL | TRAINING, 8, 8, 48, {1}, {512}, 0},
+    {"odd-width", FULL | CAUSAL | TRAINING, 8, 8, 72, {1}, {512}, 0},
+    {"odd-width", FULL | CAUSAL | TRAINING, 8, 8, 96, {1}, {512}, 0},
+    {"odd-width", FULL | CAUSAL | TRAINING, 8, 8, 256, {1}, {512}, 0},
+    {.name = NULL},
 };
 
 static const struct family families[] = {
@@ -78,6 +123,7 @@ static const struct family families[] = {
     {"odd-width", FULL | CAUSAL, 8, 8, 72, {1}, {512}, 0},
     {"odd-width", FULL | CAUSAL, 8, 8, 96, {1}, {512}, 0},
     {"odd-width", FULL | CAUSAL, 8, 8, 256, {1}, {512}, 0},
+    {.name = NULL},
 };
 
 typedef void (*shape_fn)(const struct bench_shape *shape, void *arg);
@@ -99,14 +145,17 @@ static void each_kind(const struct family *f, struct bench_shape *shape,
             continue;
         shape->causal = kinds[n].causal;
         shape->mask = kinds[n].mask;
-        visit(shape, arg);
+        for (int b = 0; b <= !!(f->kinds & TRAINING); b++) {
+            shape->backward = b;
+            visit(shape, arg);
+        }
     }
 }
 
-static void each_shape(attn_dtype dtype, shape_fn visit, void *arg)
+static void each_of_type(const struct family *f, attn_dtype dtype,
+                         shape_fn visit, void *arg)
 {
-    for (size_t n = 0; n < sizeof(families) / sizeof(families[0]); n++) {
-        const struct family *f = &families[n];
+    for (; f->name; f++) {
         if (dtype == ATTN_F64 && !(f->kinds & ALSO_F64))
             continue;
         for (int b = 0; f->batches[b]; b++)
@@ -126,6 +175,14 @@ static void each_shape(attn_dtype dtype, shape_fn visit, void *arg)
     }
 }
 
+static void each_shape(const struct bench_options *options, shape_fn visit,
+                       void *arg)
+{
+    const struct family *list = options->backward ? training : families;
+    each_of_type(list, ATTN_F32, visit, arg);
+    each_of_type(list, ATTN_F64, visit, arg);
+}
+
 struct list_run {
     const struct bench_peaks *peaks;
     const struct bench_options *options;
@@ -136,11 +193,9 @@ struct list_run {
 static void run_one(const struct bench_shape *s, void *arg)
 {
     struct list_run *run = arg;
-    double flops = 2.0 * (double)(s->batch * s->heads) * (double)s->q_len *
-                   (double)s->kv_len * (double)(s->width + s->v_width);
 
     if (bench_problem_bytes(s) > run->options->max_bytes ||
-        flops > run->options->max_flops) {
+        bench_full_flops(s) > run->options->max_flops) {
         run->left_out++;
         return;
     }
@@ -153,14 +208,15 @@ int bench_run_list(const struct bench_peaks *peaks,
     struct list_run run = {peaks, options, 0, 0};
 
     bench_table_header();
-    each_shape(ATTN_F32, run_one, &run);
-    each_shape(ATTN_F64, run_one, &run);
-    printf("GF full = 2 B Hq Tq Tk (D + Dv) / min, which is 4 B H Tq Tk d for "
-           "Dv = D;\nGF vis counts only the visible (query, key) pairs; peak%% "
-           "is its share of the FMA peak\nof as many cores, timed beside each "
-           "row, the best so far; GB/s = bytes of K and V / min, read%% its "
-           "share\nof the read "
-           "bandwidth; +med%% = median above min; error against long double\n");
+    each_shape(options, run_one, &run);
+    printf(
+        "GF full = 2 B Hq Tq Tk (D + Dv) / min, which is 4 B H Tq Tk d for "
+        "Dv = D,\nand of gradients (bwd) 2 B Hq Tq Tk (3 D + 2 Dv), 10 B H Tq "
+        "Tk d;\nGF vis counts only the visible (query, key) pairs; peak%% "
+        "is its share of the FMA peak\nof as many cores, timed beside each "
+        "row, the best so far; GB/s = bytes of K and V / min, read%% its "
+        "share\nof the read "
+        "bandwidth; +med%% = median above min; error against long double\n");
     if (run.left_out)
         printf("%d shapes above %.0f MiB or %.0f GFLOP were left out "
                "(--max-mib, --max-gflop)\n",
@@ -172,16 +228,16 @@ int bench_run_list(const struct bench_peaks *peaks,
 static void print_one(const struct bench_shape *s, void *arg)
 {
     (void)arg;
-    printf("%-16s %s --shape %lld,%lld,%lld,%lld,%lld,%lld%s%s%s\n", s->name,
+    printf("%-16s %s --shape %lld,%lld,%lld,%lld,%lld,%lld%s%s%s%s\n", s->name,
            bench_dtype_name(s->dtype), (long long)s->batch, (long long)s->heads,
            (long long)s->kv_heads, (long long)s->q_len, (long long)s->kv_len,
            (long long)s->width, s->causal ? " --causal" : "",
            s->mask == MASK_NONE ? "" : " --mask ",
-           s->mask == MASK_NONE ? "" : bench_mask_name(s->mask));
+           s->mask == MASK_NONE ? "" : bench_mask_name(s->mask),
+           s->backward ? " --backward" : "");
 }
 
-void bench_print_list(void)
+void bench_print_list(const struct bench_options *options)
 {
-    each_shape(ATTN_F32, print_one, NULL);
-    each_shape(ATTN_F64, print_one, NULL);
+    each_shape(options, print_one, NULL);
 }

@@ -11,7 +11,7 @@ static const char csv_header[] =
     "name,engine,dtype,layout,mask,causal,threads,B,Hq,Hkv,Tq,Tk,D,Dv,ns_min,"
     "ns_median,ns_spread,iterations,gflops_full,gflops_visible,peak_gflops,"
     "peak_share,gbytes_s,read_gbytes_s,scratch_bytes,error_max,error_rms,"
-    "error_rows\n";
+    "error_rows,direction\n";
 
 static int json_rows;
 
@@ -70,7 +70,7 @@ static void csv_line(char *line, size_t size, const struct bench_row *r)
     snprintf(
         line, size,
         "%s,%s,%s,%s,%s,%d,%d,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%.1f,%.1f,"
-        "%.1f,%lld,%.3f,%.3f,%.2f,%.4f,%.3f,%.3f,%zu,%.3e,%.3e,%lld",
+        "%.1f,%lld,%.3f,%.3f,%.2f,%.4f,%.3f,%.3f,%zu,%.3e,%.3e,%lld,%s",
         s->name, r->engine, bench_dtype_name(s->dtype),
         bench_layout_name(s->layout), hides(s), s->causal, r->threads,
         (long long)s->batch, (long long)s->heads, (long long)s->kv_heads,
@@ -79,10 +79,11 @@ static void csv_line(char *line, size_t size, const struct bench_row *r)
         (long long)r->time.iterations, full, r->flops_visible / r->time.min,
         r->peak_gflops, r->flops_visible / r->time.min / r->peak_gflops,
         r->bytes / r->time.min, r->peak_gbytes, r->work_bytes, r->error.max,
-        r->error.rms, (long long)r->error.rows);
+        r->error.rms, (long long)r->error.rows, bench_direction_name(s));
 }
 
-/* Walks header and line side by side. The first five values are text. */
+/* Walks header and line side by side. The first five values are text, and the
+ * last. */
 static void json_row(FILE *file, const char *line)
 {
     const char *key = csv_header;
@@ -91,7 +92,7 @@ static void json_row(FILE *file, const char *line)
     for (int n = 0; *line; n++) {
         size_t key_length = strcspn(key, ",\n");
         size_t length = strcspn(line, ",");
-        const char *quote = n < 5 ? "\"" : "";
+        const char *quote = n < 5 || !line[length] ? "\"" : "";
         fprintf(file, "%s\"%.*s\": %s%.*s%s", n ? ", " : "", (int)key_length,
                 key, quote, (int)length, line, quote);
         key += key_length + 1;
@@ -102,11 +103,12 @@ static void json_row(FILE *file, const char *line)
 
 void bench_table_header(void)
 {
-    printf("\n%-16s %3s %3s %3s %5s %5s %3s %-3s %-7s %-9s %-11s %10s %6s %7s "
+    printf("\n%-16s %-3s %3s %3s %3s %5s %5s %3s %-3s %-7s %-9s %-11s %10s %6s "
+           "%7s "
            "%7s %5s %6s %5s %8s %8s\n",
-           "shape", "B", "Hq", "Hkv", "Tq", "Tk", "D", "typ", "layout", "mask",
-           "engine", "min us", "+med%", "GF full", "GF vis", "peak%", "GB/s",
-           "read%", "scratch", "error");
+           "shape", "dir", "B", "Hq", "Hkv", "Tq", "Tk", "D", "typ", "layout",
+           "mask", "engine", "min us", "+med%", "GF full", "GF vis", "peak%",
+           "GB/s", "read%", "scratch", "error");
 }
 
 static const char *mask_text(const struct bench_shape *s)
@@ -124,16 +126,17 @@ void bench_table_row(const struct bench_row *r,
     double gbytes = r->bytes / r->time.min;
     char line[1024];
 
-    printf("%-16s %3lld %3lld %3lld %5lld %5lld %3lld %-3s %-7s %-9s %-11s "
-           "%10.1f %6.1f %7.1f %7.1f %5.1f %6.1f %5.1f %7zuK %8.1e\n",
-           s->name, (long long)s->batch, (long long)s->heads,
-           (long long)s->kv_heads, (long long)s->q_len, (long long)s->kv_len,
-           (long long)s->width, bench_dtype_name(s->dtype),
-           bench_layout_name(s->layout), mask_text(s), r->engine,
-           r->time.min / 1e3, 100 * (r->time.median / r->time.min - 1),
-           r->flops_full / r->time.min, visible, 100 * visible / r->peak_gflops,
-           gbytes, 100 * gbytes / r->peak_gbytes, (r->work_bytes + 1023) / 1024,
-           r->error.max);
+    printf(
+        "%-16s %-3s %3lld %3lld %3lld %5lld %5lld %3lld %-3s %-7s %-9s %-11s "
+        "%10.1f %6.1f %7.1f %7.1f %5.1f %6.1f %5.1f %7zuK %8.1e\n",
+        s->name, s->backward ? "bwd" : "fwd", (long long)s->batch,
+        (long long)s->heads, (long long)s->kv_heads, (long long)s->q_len,
+        (long long)s->kv_len, (long long)s->width, bench_dtype_name(s->dtype),
+        bench_layout_name(s->layout), mask_text(s), r->engine,
+        r->time.min / 1e3, 100 * (r->time.median / r->time.min - 1),
+        r->flops_full / r->time.min, visible, 100 * visible / r->peak_gflops,
+        gbytes, 100 * gbytes / r->peak_gbytes, (r->work_bytes + 1023) / 1024,
+        r->error.max);
     fflush(stdout);
     csv_line(line, sizeof(line), r);
     if (options->csv) {
@@ -165,9 +168,8 @@ static void fill_row(struct bench_row *row, const struct bench_problem *p,
     int alone = row->threads == 1;
 
     row->shape = *s;
-    row->flops_full = 2.0 * (double)(s->batch * s->heads) * (double)s->q_len *
-                      (double)s->kv_len * widths;
-    row->flops_visible = 2.0 * bench_visible_pairs(p) * widths;
+    row->flops_full = bench_full_flops(s);
+    row->flops_visible = bench_visible_pairs(p) * bench_pair_flops(s);
     row->bytes =
         (double)(s->batch * s->kv_heads) * (double)s->kv_len * widths * item;
     row->peak_gflops = bench_best_fma(s->dtype, fma) * row->threads;
@@ -184,8 +186,9 @@ static int verify_engines(struct bench_problem *p, int compare,
         if (!bench_engines[n].can(&p->shape))
             continue;
         if (bench_verify(&bench_engines[n], p, &errors[count])) {
-            printf("%-16s %s: WRONG, error %.1e is beyond %.1e; not timed\n",
-                   p->shape.name, bench_engines[n].name, errors[count].max,
+            printf("%-16s %s %s: WRONG, error %.1e is beyond %.1e; not timed\n",
+                   p->shape.name, bench_engines[n].name,
+                   bench_direction_name(&p->shape), errors[count].max,
                    bench_error_bound(&p->shape));
             *wrong += 1;
             continue;

@@ -22,5 +22,5 @@ if(EXISTS "${attn_compare_source}")
     attn_own_target(attn_compare)
     target_include_directories(attn_compare PRIVATE
         "${PROJECT_SOURCE_DIR}/include")
-    target_link_libraries(attn_compare PRIVATE ${CMAKE_DL_LIBS})
+    target_link_libraries(attn_compare PRIVATE m ${CMAKE_DL_LIBS})
 endif()

@@ -1,13 +1,18 @@
 /*
  * attn_compare: builds of libattn against each other on one shape, in turn.
  *
- *   attn_compare [--dtype f32|f64] [--causal] B,Hq,Hkv,Tq,Tk,D LIBRARY...
+ *   attn_compare [--backward] [--dtype f32|f64] [--causal] B,Hq,Hkv,Tq,Tk,D
+ *                LIBRARY...
  *
  * On a machine that others use, two programs timed one after the other say
  * little. Here the libraries take turns in one process, by the thread's own CPU
  * time (../timing.h); what counts is the median over the rounds of the time
  * over the first one's. Each library is a file of its own with a slash in its
  * name, and may be linked with a BLAS of its own.
+ *
+ * --backward times the gradients of q, k and v instead. out and lse are then
+ * the first library's, for all, and beside each time stands the largest
+ * difference of its gradients from the first one's, over their largest number.
  */
 #define _GNU_SOURCE /* RTLD_DEEPBIND */
 #include <attn.h>
@@ -15,6 +20,7 @@
 #include "../timing.h"
 
 #include <dlfcn.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,17 +36,39 @@ typedef attn_status (*sdpa_f64_fn)(int64_t, int64_t, int64_t, int64_t, int64_t,
                                    int64_t, const double *, const double *,
                                    const double *, double *, int32_t);
 
+typedef attn_status (*sdpa_fn)(const attn_context *, const attn_sdpa_params *,
+                               const attn_tensor *, const attn_tensor *,
+                               const attn_tensor *, const attn_tensor *);
+typedef attn_status (*backward_fn)(const attn_context *,
+                                   const attn_sdpa_params *,
+                                   const attn_tensor *, const attn_tensor *,
+                                   const attn_tensor *, const attn_tensor *,
+                                   const attn_tensor *,
+                                   const attn_sdpa_gradients *);
+typedef const char *(*last_error_fn)(void);
+
 static struct problem {
     long long batch, heads, kv_heads, q_len, kv_len, width;
-    int is_f64;
+    int is_f64, backward;
     int32_t align;
     void *q, *k, *v, *out;
 } problem;
+
+/* What --backward needs beside them. */
+static struct gradients {
+    attn_sdpa_params params;
+    attn_tensor q, k, v, out, lse, d_out;
+    attn_tensor d[3]; /* of q, k, v */
+    attn_sdpa_gradients list;
+} gradients;
 
 struct library {
     const char *path;
     sdpa_f32_fn f32;
     sdpa_f64_fn f64;
+    sdpa_fn sdpa; /* these two with --backward only */
+    backward_fn backward;
+    last_error_fn last_error;
 };
 
 static void fail(const char *what, const char *about)
@@ -49,20 +77,41 @@ static void fail(const char *what, const char *about)
     exit(2);
 }
 
+/* Ends the program with what the library says about its last call. */
+static void refused(const struct library *l)
+{
+    fprintf(stderr, "attn_compare: the call was refused by %s: %s\n", l->path,
+            l->last_error());
+    exit(2);
+}
+
+/* POSIX promises that an object pointer from dlsym can hold a function. */
+static void find(void *handle, const struct library *l, const char *name,
+                 void *function)
+{
+    void *found = dlsym(handle, name);
+
+    if (!found) {
+        fprintf(stderr, "attn_compare: %s has no %s\n", l->path, name);
+        exit(2);
+    }
+    memcpy(function, &found, sizeof(found));
+}
+
 static void load(struct library *l, const char *path)
 {
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
-    void *f32, *f64;
 
     if (!handle)
         fail("cannot load", dlerror());
-    f32 = dlsym(handle, "attn_sdpa_f32");
-    f64 = dlsym(handle, "attn_sdpa_f64");
-    if (!f32 || !f64)
-        fail("no attn_sdpa_f32 and attn_sdpa_f64 in", path);
-    memcpy(&l->f32, &f32, sizeof f32);
-    memcpy(&l->f64, &f64, sizeof f64);
     l->path = path;
+    find(handle, l, "attn_sdpa_f32", &l->f32);
+    find(handle, l, "attn_sdpa_f64", &l->f64);
+    find(handle, l, "attn_last_error", &l->last_error);
+    if (!problem.backward)
+        return;
+    find(handle, l, "attn_sdpa", &l->sdpa);
+    find(handle, l, "attn_sdpa_backward", &l->backward);
 }
 
 /* Numbers in (-1, 1), the same in every run. */
@@ -96,7 +145,133 @@ static void run(void *arg)
                            p->width, p->q, p->k, p->v, p->out, p->align);
 
     if (status)
-        fail("the call was refused by", l->path);
+        refused(l);
+}
+
+/* ------------------------------------------------------------- Backward -- */
+
+static attn_tensor tensor(void *data, long long heads, long long len,
+                          long long width)
+{
+    attn_dtype dtype = problem.is_f64 ? ATTN_F64 : ATTN_F32;
+    attn_tensor t = {data,
+                     {problem.batch, heads, len, width},
+                     {heads * len * width, len * width, width, 1},
+                     dtype,
+                     0};
+    return t;
+}
+
+static attn_tensor new_tensor(const attn_tensor *like, long long width,
+                              unsigned long long seed)
+{
+    long long count = like->shape[0] * like->shape[1] * like->shape[2] * width;
+    return tensor(numbers(count, seed), like->shape[1], like->shape[2], width);
+}
+
+/* The tensors, and what the forward call of this library gives. */
+static void make_gradients(const struct library *l)
+{
+    static const attn_sdpa_params params = ATTN_SDPA_PARAMS_INIT;
+    static const attn_sdpa_gradients list = ATTN_SDPA_GRADIENTS_INIT;
+    const struct problem *p = &problem;
+    struct gradients *g = &gradients;
+
+    g->q = tensor(p->q, p->heads, p->q_len, p->width);
+    g->k = tensor(p->k, p->kv_heads, p->kv_len, p->width);
+    g->v = tensor(p->v, p->kv_heads, p->kv_len, p->width);
+    g->out = tensor(p->out, p->heads, p->q_len, p->width);
+    g->lse = new_tensor(&g->q, 1, 5);
+    g->d_out = new_tensor(&g->q, p->width, 6);
+    g->d[0] = new_tensor(&g->q, p->width, 7);
+    g->d[1] = new_tensor(&g->k, p->width, 8);
+    g->d[2] = new_tensor(&g->v, p->width, 9);
+    g->params = params;
+    g->params.causal = p->align != 0;
+    g->params.align = p->align;
+    g->params.lse = &g->lse;
+    g->list = list;
+    g->list.d_q = &g->d[0];
+    g->list.d_k = &g->d[1];
+    g->list.d_v = &g->d[2];
+    if (l->sdpa(NULL, &g->params, &g->q, &g->k, &g->v, &g->out))
+        refused(l);
+}
+
+static void run_backward(void *arg)
+{
+    const struct library *l = arg;
+    const struct gradients *g = &gradients;
+
+    if (l->backward(NULL, &g->params, &g->q, &g->k, &g->v, &g->out, &g->d_out,
+                    &g->list))
+        refused(l);
+}
+
+static double number_at(const attn_tensor *t, long long at)
+{
+    return t->dtype == ATTN_F64 ? ((const double *)t->data)[at]
+                                : (double)((const float *)t->data)[at];
+}
+
+/* Largest difference of the numbers of a from those of b, over the largest
+ * number of b. NaN shows as NaN. */
+static double off_by(const attn_tensor *a, const attn_tensor *b)
+{
+    long long count = b->shape[0] * b->stride[0];
+    double largest = 0, off = 0;
+
+    for (long long i = 0; i < count; i++) {
+        double x = number_at(b, i);
+        double gap = fabs(number_at(a, i) - x);
+        largest = fmax(largest, fabs(x));
+        if (!(gap <= off))
+            off = gap;
+    }
+    return largest > 0 ? off / largest : off;
+}
+
+/* Of the gradients of a library from those of the first: the worst of them. */
+static double difference(struct library *l, struct library *first)
+{
+    struct gradients *g = &gradients;
+    double worst = 0;
+    void *mine[3];
+
+    run_backward(l);
+    for (int n = 0; n < 3; n++) {
+        mine[n] = g->d[n].data;
+        g->d[n] = new_tensor(&g->d[n], problem.width, 10);
+    }
+    run_backward(first);
+    for (int n = 0; n < 3; n++) {
+        attn_tensor of_l = g->d[n];
+        double off;
+        of_l.data = mine[n];
+        off = off_by(&of_l, &g->d[n]);
+        if (!(off <= worst))
+            worst = off;
+        free(mine[n]);
+    }
+    return worst;
+}
+
+static void free_gradients(void)
+{
+    free(gradients.lse.data);
+    free(gradients.d_out.data);
+    for (int n = 0; n < 3; n++)
+        free(gradients.d[n].data);
+}
+
+/* ----------------------------------------------------------------- Main -- */
+
+/* 4 B H Tq Tk d, and of the five products of the gradients 10 B H Tq Tk d. */
+static double flops(void)
+{
+    const struct problem *p = &problem;
+    return (p->backward ? 10.0 : 4.0) * (double)(p->batch * p->heads) *
+           (double)p->q_len * (double)p->kv_len * (double)p->width;
 }
 
 int main(int argc, char **argv)
@@ -107,12 +282,13 @@ int main(int argc, char **argv)
     struct timing results[TIMING_MAX_TASKS];
     struct problem *p = &problem;
     long long queries, keys;
-    double flops;
     int n = 1, count;
 
     for (; n < argc && strncmp(argv[n], "--", 2) == 0; n++)
         if (strcmp(argv[n], "--causal") == 0)
             p->align = ATTN_ALIGN_BOTTOM_RIGHT;
+        else if (strcmp(argv[n], "--backward") == 0)
+            p->backward = 1;
         else if (strcmp(argv[n], "--dtype") == 0 && n + 1 < argc)
             p->is_f64 = strcmp(argv[++n], "f64") == 0;
         else
@@ -121,8 +297,8 @@ int main(int argc, char **argv)
     if (count < 1 || count > TIMING_MAX_TASKS ||
         sscanf(argv[n], "%lld,%lld,%lld,%lld,%lld,%lld", &p->batch, &p->heads,
                &p->kv_heads, &p->q_len, &p->kv_len, &p->width) != 6)
-        fail("usage", "attn_compare [--dtype f32|f64] [--causal] "
-                      "B,Hq,Hkv,Tq,Tk,D LIBRARY... (8 at most)");
+        fail("usage", "attn_compare [--backward] [--dtype f32|f64] "
+                      "[--causal] B,Hq,Hkv,Tq,Tk,D LIBRARY... (8 at most)");
     queries = p->batch * p->heads * p->q_len * p->width;
     keys = p->batch * p->kv_heads * p->kv_len * p->width;
     p->q = numbers(queries, 1);
@@ -131,14 +307,22 @@ int main(int argc, char **argv)
     p->out = numbers(queries, 4);
     for (int i = 0; i < count; i++) {
         load(&libraries[i], argv[n + 1 + i]);
-        tasks[i] = (struct timing_task){run, &libraries[i]};
+        tasks[i].run = p->backward ? run_backward : run;
+        tasks[i].arg = &libraries[i];
     }
+    if (p->backward)
+        make_gradients(&libraries[0]);
     timing_compare(tasks, count, &limits, results);
-    flops = 4.0 * (double)queries * (double)p->kv_len;
-    for (int i = 0; i < count; i++)
-        printf("%-44s %10.1f us %7.1f GFLOP/s   time / first %.3f\n",
-               libraries[i].path, results[i].min * 1e-3, flops / results[i].min,
-               results[i].ratio);
+    for (int i = 0; i < count; i++) {
+        printf("%-44s %10.1f us %7.1f GFLOP/s   time / first %.3f",
+               libraries[i].path, results[i].min * 1e-3,
+               flops() / results[i].min, results[i].ratio);
+        if (p->backward && i > 0)
+            printf("   off by %.1e", difference(&libraries[i], &libraries[0]));
+        printf("\n");
+    }
+    if (p->backward)
+        free_gradients();
     free(p->q);
     free(p->k);
     free(p->v);

@@ -33,6 +33,9 @@ class Arrays:
                               self.kv_heads_first)
         self.v = self._random(rng, row.kv_heads, row.kv_len,
                               self.kv_heads_first)
+        if row.training:
+            self.d_out = self._random(rng, row.heads, row.q_len,
+                                      self.q_heads_first)
         self.kv_lens = None
         self.mask = None  # boolean, True = visible; sizes of 1 are broadcast
         if row.kind in ("padded", "keymask"):
@@ -81,8 +84,20 @@ class Arrays:
     def new_out(self):
         return aligned(self.q.shape, self.dtype)
 
+    def new_gradients(self):
+        """Arrays like q, k and v."""
+        return [aligned(x.shape, self.dtype) for x in (self.q, self.k, self.v)]
+
     def bhtd(self, x, heads_first):
         return x if heads_first else x.transpose(0, 2, 1, 3)
+
+    def bhtd_gradients(self, d_q, d_k, d_v):
+        first = (self.q_heads_first, self.kv_heads_first, self.kv_heads_first)
+        return [self.bhtd(x, f) for x, f in zip((d_q, d_k, d_v), first)]
+
+    @property
+    def d_out4(self):
+        return self.bhtd(self.d_out, self.q_heads_first)
 
     @property
     def q4(self):

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 
+import arrays as arrays_module
 import shapes
 
 F32, F64, U8 = 1, 2, 3
@@ -60,6 +61,22 @@ class SdpaParams(ctypes.Structure):
     ]
 
 
+class Gradients(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("flags", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("d_lse", ctypes.c_void_p),
+        ("d_q", ctypes.c_void_p),
+        ("d_k", ctypes.c_void_p),
+        ("d_v", ctypes.c_void_p),
+        ("d_masks", ctypes.c_void_p),
+        ("d_alibi", ctypes.c_void_p),
+        ("d_sinks", ctypes.c_void_p),
+        ("d_scale", ctypes.c_void_p),
+    ]
+
+
 class ContextParams(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -111,6 +128,10 @@ class Library:
             self.lib.attn_build_info().decode(),
             self.lib.attn_blas_info().decode(),
         ]
+
+    @property
+    def has_backward(self):
+        return hasattr(self.lib, "attn_sdpa_backward")
 
     def check(self, status):
         if status != 0:
@@ -173,3 +194,53 @@ class Contender:
     def result(self):
         self.caller()()
         return self.out4
+
+
+class Training(Contender):
+    """The gradients, or out with its lse and then the gradients."""
+
+    def __init__(self, library, arrays, threads):
+        super().__init__(library, arrays, threads)
+        row, dtype = arrays.row, self.views[0].dtype
+        self.name = "sdpa+backward" if row.direction == "both" else "backward"
+        self.lse = arrays_module.aligned(
+            (row.batch, row.heads, row.q_len, 1), arrays.dtype
+        )
+        self.lse_view = _view(self.lse, dtype)
+        self.params.lse = ctypes.addressof(self.lse_view)
+        self.d_out = _view(arrays.d_out4, dtype)
+        self.arrays = arrays.new_gradients()
+        self.gradients4 = arrays.bhtd_gradients(*self.arrays)
+        self.gradient_views = [_view(x, dtype) for x in self.gradients4]
+        self.list = Gradients(struct_size=ctypes.sizeof(Gradients))
+        for name, view in zip(("d_q", "d_k", "d_v"), self.gradient_views):
+            setattr(self.list, name, ctypes.addressof(view))
+        more = [ctypes.byref(self.d_out), ctypes.byref(self.list)]
+        self.backward_args = [*self.args, *more]
+        self.both = row.direction == "both"
+        library.check(library.lib.attn_sdpa(*self.args))
+        library.check(library.lib.attn_sdpa_backward(*self.backward_args))
+
+    def caller(self):
+        lib = self.library.lib
+        forward, args = lib.attn_sdpa, tuple(self.args)
+        backward, more = lib.attn_sdpa_backward, tuple(self.backward_args)
+        if not self.both:
+            return lambda: backward(*more)
+
+        def call():
+            forward(*args)
+            backward(*more)
+
+        return call
+
+    def result(self):
+        for x in self.arrays:
+            x.fill(float("nan"))
+        self.caller()()
+        return self.gradients4
+
+
+def contender(library, arrays, threads):
+    kind = Training if arrays.row.training else Contender
+    return kind(library, arrays, threads)

@@ -32,6 +32,8 @@ def parse():
     p.add_argument("--quick", action="store_true", help="a few rows, quickly")
     p.add_argument("--shapes", default="", metavar="REGEX",
                    help="rows whose name matches; see --list")
+    p.add_argument("--rows", choices=("forward", "training", "all"),
+                   default="all", help="which of them (default all)")
     p.add_argument("--list", action="store_true", help="names of the rows")
     p.add_argument("--threads", default="1,2", help="default 1,2")
     p.add_argument("--rounds", type=int, default=0, help="default 8")
@@ -60,7 +62,9 @@ def parse():
 def chosen_rows(options):
     from shapes import ROWS
 
+    wanted = {"forward": (False,), "training": (True,), "all": (False, True)}
     rows = [r for r in ROWS if r.quick or not options.quick]
+    rows = [r for r in rows if r.training in wanted[options.rows]]
     return [r for r in rows if re.search(options.shapes, r.name)]
 
 
@@ -73,10 +77,11 @@ def make_contenders(library, arrays, threads, options, notes):
     spins = [False]
     if threads > 1 and options.wait == "active":
         spins.append(True)
-    makers = [lambda: attn_side.Contender(library, arrays, threads)]
+    makers = [lambda: attn_side.contender(library, arrays, threads)]
     for variant in torch_side.variants(row):
-        makers.append(lambda v=variant: torch_side.Contender(arrays, v))
-    for variant in ort_side.variants(row):
+        makers.append(lambda v=variant: torch_side.contender(arrays, v))
+    # The packages of ONNX Runtime for inference have no gradients.
+    for variant in [] if row.training else ort_side.variants(row):
         for spin in spins:
             makers.append(
                 lambda v=variant, s=spin: ort_side.Contender(
@@ -200,7 +205,7 @@ def progress(result):
 
     r = result
     ours = r.best("libattn")
-    text = f"{r.threads}t {r.row.name:52s} "
+    text = f"{r.threads}t {r.row.name:61s} "
     text += f"{r.row.flops / ours.minimum / 1e9:7.1f} GF "
     for rival in ("torch", "ort"):
         t = r.best(rival)
@@ -217,11 +222,11 @@ def run_row(row, threads, library, options, notes, kernels):
     import report
     import timing
     from arrays import Arrays
-    from reference import Reference
+    from reference import reference as reference_for
 
     torch.set_num_threads(1)
     arrays = Arrays(row)
-    reference = Reference(row, arrays)
+    reference = reference_for(row, arrays)
     torch.set_num_threads(threads)
     contenders = make_contenders(library, arrays, threads, options, notes)
     errors, good = check(contenders, arrays, reference, notes)
@@ -255,6 +260,9 @@ def main():
     import report
 
     library = attn_side.Library(options.lib or attn_side.find_library())
+    if any(row.training for row in rows) and not library.has_backward:
+        raise SystemExit(f"peers: {library.path} has no attn_sdpa_backward; "
+                         "give --rows forward")
     for line in library.info():
         print(line)
     start, results, notes, kernels = time.time(), [], [], {}

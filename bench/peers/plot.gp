@@ -24,9 +24,9 @@ rivals = "libattn torch ort"
 name(n) = n == 1 ? "libattn" : n == 2 ? "PyTorch" : "ONNX Runtime"
 # Columns by name would need quotes in a filter, so: 3 kind, 4 layout, 5 dtype,
 # 6 B, 7 Hq, 8 Hkv, 9 Tq, 10 Tk, 11 D, 12 threads, 13 rival, 19 GFLOP/s, 20 GB/s,
-# 24 the rival's fastest.
+# 24 the rival's fastest, 25 direction.
 kept(rival) = strcol(5) eq "f32" && column(6) == 1 && column(12) == threads \
-    && strcol(13) eq rival && column(24) == 1
+    && strcol(13) eq rival && column(24) == 1 && strcol(25) eq "forward"
 self(rival, kind) = kept(rival) && strcol(3) eq kind && strcol(4) eq "bthd" \
     && column(7) == 12 && column(8) == 12 && column(11) == 64 \
     && column(9) == column(10) ? column(19) : NaN

@@ -11,7 +11,7 @@ FIELDS = [
     "row", "family", "kind", "layout", "dtype", "batch", "heads", "kv_heads",
     "q_len", "kv_len", "width", "threads", "rival", "variant", "calls",
     "rounds", "min_s", "median_s", "gflops", "kv_gb_s", "max_error",
-    "rms_error", "others", "best",
+    "rms_error", "others", "best", "direction",
 ]
 
 
@@ -87,7 +87,7 @@ def write_csv(path, results):
                      f"{t.median:.9f}", f"{row.flops / t.minimum / 1e9:.2f}",
                      f"{row.kv_bytes / t.minimum / 1e9:.2f}",
                      f"{errors[0]:.3e}", f"{errors[1]:.3e}", f"{r.others:.2f}",
-                     best]
+                     best, row.direction]
                 )
 
 
@@ -113,6 +113,19 @@ GROUPS = [
     ("decode", lambda r: r.row.kind == "decode"),
     ("all", lambda r: True),
 ]
+
+TRAINING_GROUPS = [
+    (f"{text}, {kinds}",
+     lambda r, d=direction, k=kinds: r.row.direction == d
+     and k in ("all", r.row.kind))
+    for direction, text in (("both", "forward and backward"),
+                            ("backward", "backward"))
+    for kinds in ("full", "causal", "all")
+]
+
+# Rivals and their names above columns, which are shorter in some tables.
+NAMES = {"torch": "PyTorch", "ort": "ONNX Runtime"}
+SHORT = {"torch": "PyTorch", "ort": "ORT"}
 
 
 def _head(first, columns):
@@ -150,11 +163,30 @@ def _means(results):
     return lines
 
 
-def _ratios(results):
+def _training_means(results):
+    counts = _counts(results)
+    columns = [f"{_threads(n)}: {text}" for n in counts
+               for text in ("PyTorch", "PyTorch, paired")]
+    lines = _head("rows", columns)
+    for dtype in ("f32", "f64"):
+        for name, chosen in TRAINING_GROUPS:
+            cells = []
+            for n in counts:
+                some = [r for r in results if r.threads == n
+                        and r.row.dtype == dtype and chosen(r)]
+                cells += [_mean([r.ratio("torch") for r in some]),
+                          _mean([r.paired("torch") for r in some])]
+            if any(c != "-" for c in cells):
+                lines.append(f"| {dtype} {name} | " + " | ".join(cells)
+                             + " |")
+    return lines
+
+
+def _ratios(results, rivals):
     """A line for each row, all thread counts in it."""
     counts = _counts(results)
-    columns = [f"{_threads(n)}: / {text}" for n in counts
-               for text in ("PyTorch", "ORT")]
+    columns = [f"{_threads(n)}: / {SHORT[rival]}" for n in counts
+               for rival in rivals]
     columns += [f"libattn: gain of {_threads(n)}" for n in counts[1:]]
     lines = _head("row", columns)
     by_row = {}
@@ -165,7 +197,7 @@ def _ratios(results):
         if marks:
             name += " †" + (",".join(marks) if len(counts) > 1 else "")
         cells = [_ratio(of[n], rival) if n in of else "-"
-                 for n in counts for rival in ("torch", "ort")]
+                 for n in counts for rival in rivals]
         for n in counts[1:]:
             both = n in of and counts[0] in of
             cells.append(f"{of[counts[0]].time() / of[n].time():.2f}"
@@ -197,10 +229,11 @@ def _error(r, rival):
     return "-" if error is None else f"{error[0]:.1e} / {error[1]:.1e}"
 
 
-def _speeds(results):
-    lines = _head("row", ["libattn", "PyTorch", "ONNX Runtime",
-                          "error libattn", "PyTorch", "ORT"])
-    rivals = ("libattn", "torch", "ort")
+def _speeds(results, rivals):
+    lines = _head("row", ["libattn", *(NAMES[rival] for rival in rivals),
+                          "error libattn",
+                          *(SHORT[rival] for rival in rivals)])
+    rivals = ("libattn", *rivals)
     for r in results:
         name = r.row.name + mark(r)
         if r.row.q_len == 1:
@@ -210,9 +243,6 @@ def _speeds(results):
         cells += [_error(r, rival) for rival in rivals]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
-
-
-NAMES = {"torch": "PyTorch", "ort": "ONNX Runtime"}
 
 
 def _below(results):
@@ -230,17 +260,14 @@ def _below(results):
     return lines or ["None."]
 
 
-def _inexact(results):
+def _inexact(results, rivals):
     """Rows of the first thread count: libattn's bits do not depend on it."""
-    lines = [
-        "| row | max / PyTorch's | rms / PyTorch's | max / ORT's |"
-        " rms / ORT's |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    lines = _head("row", [f"{what} / {SHORT[rival]}'s" for rival in rivals
+                          for what in ("max", "rms")])
     first = min(r.threads for r in results)
     for r in (r for r in results if r.threads == first):
         ours, cells, above = r.error("libattn"), [], False
-        for rival in NAMES:
+        for rival in rivals:
             theirs = r.error(rival)
             for i in range(2):
                 if theirs is None:
@@ -287,17 +314,46 @@ Tq Tk D, whatever is visible. Errors are the largest and the root mean square
 of the absolute difference from the reference over the sampled rows."""
 
 
+TRAINING = """\
+Gradients of q, k and v for a given gradient of the output: `both` is the
+forward call and the backward one after it, `backward` the latter alone, from
+what a forward call kept: out and the sums of the rows, but the weights in
+PyTorch's `math`, which has four products to do there and not five. GFLOP/s
+count 14 and 10 B H Tq Tk D for all. Errors are of the three gradients together.
+The packages of ONNX Runtime for inference have no gradients, so it is not in
+these tables."""
+
+
+def _sections(results, means, rivals, text, level):
+    """The tables of some rows, under headings of that level."""
+    mark = "#" * level
+    lines = [f"{mark} Geometric means of the ratios (number of rows)", "",
+             *means(results), "", f"{mark} Ratios", "",
+             *_ratios(results, rivals), "",
+             f"{mark} Speeds and errors", "", *text, ""]
+    for threads in _counts(results):
+        some = [r for r in results if r.threads == threads]
+        lines += [f"{mark}# {_threads(threads)}", "", *_speeds(some, rivals),
+                  ""]
+    return lines + [f"{mark} Ratios below {BAR}", "", *_below(results), "",
+                    f"{mark} Errors above a rival's", "", *_count(results),
+                    *_inexact(results, rivals), ""]
+
+
 def markdown(results, facts):
     lines = ["# libattn against PyTorch and ONNX Runtime", ""]
     lines += [f"- {fact}" for fact in facts]
-    lines += ["", *INTRO.splitlines(), "",
-              "## Geometric means of the ratios (number of rows)", "",
-              *_means(results), "", "## Ratios", "", *_ratios(results), "",
-              "## Speeds and errors", "", *SPEEDS.splitlines(), ""]
-    for threads in _counts(results):
-        some = [r for r in results if r.threads == threads]
-        lines += [f"### {_threads(threads)}", "", *_speeds(some), ""]
-    lines += [f"## Ratios below {BAR}", "", *_below(results), ""]
-    lines += ["## Errors above a rival's", "", *_count(results),
-              *_inexact(results), ""]
+    lines += ["", *INTRO.splitlines(), ""]
+    forward = [r for r in results if not r.row.training]
+    training = [r for r in results if r.row.training]
+    if forward:
+        lines += _sections(forward, _means, list(NAMES), SPEEDS.splitlines(),
+                           2)
+    if training:
+        lines += ["## Training", "", *TRAINING.splitlines(), ""]
+        lines += _sections(training, _training_means, ["torch"],
+                           ["GFLOP/s of the shortest call and, in brackets, of the "
+                            "median; errors are the", "largest and the root "
+                            "mean square."],
+                           3)
     return "\n".join(lines)

@@ -17,6 +17,10 @@ Tq, Tk, D). `kind` says which keys are visible:
   bthd     q, k, v and out are (B, T, H, D), as a projection writes them
   bhtd     q, k, v and out are contiguous (B, H, T, D)
   cache    q and out are (B, T, H, D); k and v contiguous (B, H, T, D)
+
+`direction` is what is computed: `forward` the output; `backward` the gradients
+of q, k and v from what a forward call kept; `both` one after the other, which
+is what a step of training does.
 """
 
 import dataclasses
@@ -37,6 +41,11 @@ class Row:
     width: int
     dtype: str = "f32"
     quick: bool = False
+    direction: str = "forward"
+
+    @property
+    def training(self):
+        return self.direction != "forward"
 
     @property
     def name(self):
@@ -46,16 +55,19 @@ class Row:
         length = f"T{self.q_len}"
         if self.kv_len != self.q_len:
             length += f"x{self.kv_len}"
-        return (
+        text = (
             f"{self.family} B{self.batch} {heads} {length} D{self.width} "
             f"{self.kind} {self.layout} {self.dtype}"
         )
+        return f"{text} {self.direction}" if self.training else text
 
     @property
     def flops(self):
-        """4 B H Tq Tk D, whatever is visible: full and causal alike."""
+        """4 B H Tq Tk D, of the five products of the gradients 10, whatever is
+        visible: full and causal alike."""
+        products = {"forward": 4.0, "backward": 10.0, "both": 14.0}
         return (
-            4.0
+            products[self.direction]
             * self.batch
             * self.heads
             * self.q_len
@@ -176,4 +188,42 @@ def _rows():
     return rows
 
 
-ROWS = _rows()
+def _training_rows():
+    """Each problem forward and backward, and backward alone."""
+    rows = []
+
+    def add(family, kind, b, h, hkv, tq, tk, d, **more):
+        for direction in ("both", "backward"):
+            rows.append(
+                Row(family, kind, "bthd", b, h, hkv, tq, tk, d,
+                    direction=direction, **more)
+            )
+
+    for b in (1, 8):
+        for t in (128, 384, 512):
+            quick = b == 1 and t != 384
+            add("bert", "full", b, 12, 12, t, t, 64, quick=quick)
+    add("vit", "full", 1, 12, 12, 197, 197, 64)
+    add("gpt2", "causal", 1, 12, 12, 1024, 1024, 64, quick=True)
+    add("gpt2", "full", 1, 12, 12, 1024, 1024, 64)
+    add("gpt2", "full", 1, 12, 12, 2048, 2048, 64)
+    add("llama", "causal", 1, 32, 8, 2048, 2048, 128)
+    for t in (512, 1024, 2048):
+        add("llama", "full", 1, 8, 8, t, t, 128, quick=t == 512)
+    add("whisper-x", "full", 1, 20, 20, 448, 1500, 64)
+    add("sd15", "full", 1, 8, 8, 1024, 1024, 80)
+    for t in (17, 63, 65, 1000):
+        add("odd", "full", 1, 12, 12, t, t, 64, quick=t == 17)
+        add("odd", "causal", 1, 12, 12, t, t, 64)
+    for d in (48, 72, 96, 256):
+        add("odd", "full", 1, 8, 8, 512, 512, d)
+    f64 = {"dtype": "f64"}
+    add("bert", "full", 1, 12, 12, 128, 128, 64, quick=True, **f64)
+    add("bert", "full", 1, 12, 12, 512, 512, 64, **f64)
+    add("gpt2", "full", 1, 12, 12, 1024, 1024, 64, **f64)
+    add("gpt2", "causal", 1, 12, 12, 1024, 1024, 64, **f64)
+    add("llama", "full", 1, 8, 8, 512, 512, 128, **f64)
+    return rows
+
+
+ROWS = _rows() + _training_rows()

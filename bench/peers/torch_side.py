@@ -12,6 +12,7 @@ BACKENDS = {"math": SDPBackend.MATH}
 
 KERNELS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
     "aten::_scaled_dot_product_attention_math",
 }
 
@@ -39,7 +40,14 @@ def variants(row):
     expand  flash on keys and values repeated for each query head beforehand
     fold    flash, the heads of a group as queries of one head (decoding)
     compose matrix products and softmax, where there is no operator
+
+    For gradients `expand` is part of the call, as they are summed over a group.
     """
+    if row.training:
+        # Several matrices of the size of the scores are kept for gradients.
+        small = 4 * row.scores <= shapes.SCORES_AT_MOST
+        names = ["flash"] + (["math"] if small else [])
+        return names + (["expand"] if row.group > 1 else [])
     if row.kind == "softcap":
         return ["compose"]
     names = ["flash"]
@@ -112,7 +120,7 @@ class Contender:
 
     def _kernels(self, row):
         """Names of the ATen kernels that one such call runs."""
-        key = (self.backend, row.dtype, *sorted(self.options))
+        key = (self.backend, row.dtype, row.direction, *sorted(self.options))
         if key not in self.seen:
             with quiet_stderr(), torch.profiler.profile() as profile:
                 self.result()
@@ -135,3 +143,61 @@ class Contender:
     def result(self):
         with self.active():
             return self.caller()().reshape(self.shape).numpy()
+
+
+class Training(Contender):
+    """Gradients by autograd: of a result that is there, or of a new one."""
+
+    def __init__(self, arrays, variant):
+        row = arrays.row
+        self.name = variant
+        self.backend = BACKENDS.get(variant, SDPBackend.FLASH_ATTENTION)
+        self.row = row
+        self.options = {}
+        if row.group > 1 and variant != "expand":
+            self.options["enable_gqa"] = True
+        if row.kind == "causal":
+            self.options["is_causal"] = True  # as many queries as keys
+        self.leaves = tuple(
+            torch.from_numpy(x).requires_grad_()
+            for x in (arrays.q4, arrays.k4, arrays.v4)
+        )
+        self.d_out = torch.from_numpy(arrays.d_out4)
+        self.kept = None
+        self.kernels = self._kernels(row)
+
+    @contextlib.contextmanager
+    def active(self):
+        with sdpa_kernel(self.backend):
+            yield
+
+    def _forward(self):
+        q, k, v = self.leaves
+        if self.name == "expand":
+            row = self.row
+            k, v = (
+                x[:, :, None]
+                .expand(-1, -1, row.group, -1, -1)
+                .reshape(row.batch, row.heads, row.kv_len, row.width)
+                for x in (k, v)
+            )
+        call = torch.nn.functional.scaled_dot_product_attention
+        return call(q, k, v, **self.options)
+
+    def caller(self):
+        grad, leaves, d_out = torch.autograd.grad, self.leaves, self.d_out
+        if self.row.direction == "both":
+            return lambda: grad(self._forward(), leaves, d_out)
+        if self.kept is None:
+            self.kept = self._forward()
+        out = self.kept
+        return lambda: grad(out, leaves, d_out, retain_graph=True)
+
+    def result(self):
+        with self.active():
+            return [x.numpy() for x in self.caller()()]
+
+
+def contender(arrays, variant):
+    kind = Training if arrays.row.training else Contender
+    return kind(arrays, variant)

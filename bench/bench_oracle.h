@@ -1,0 +1,42 @@
+/*
+ * What the oracles of both directions share: the rules of a problem, read from
+ * the very parameters that the call gets.
+ */
+#ifndef BENCH_ORACLE_H
+#define BENCH_ORACLE_H
+
+#include "bench.h"
+
+/* One query, and where its sequence begins. */
+struct oracle_place {
+    int64_t b; /* sequence */
+    int64_t h, g, i;
+    int64_t q_len, kv_len;
+    int64_t batch, q_row, kv_row; /* in the tensors */
+};
+
+/* Query i of head h of sequence b. */
+struct oracle_place oracle_place_of(const struct bench_problem *p, int64_t b,
+                                    int64_t h, int64_t i);
+/* Rows of out over all heads, and the place of one of them. */
+int64_t oracle_rows(const struct bench_problem *p);
+struct oracle_place oracle_row_place(const struct bench_problem *p,
+                                     int64_t row);
+
+double oracle_value(const attn_tensor *t, int64_t b, int64_t h, int64_t i,
+                    int64_t d);
+/* Number d of key j in k or v. */
+double oracle_key(const struct bench_problem *p, const attn_tensor *t,
+                  const struct oracle_place *at, int64_t j, int64_t d);
+
+int oracle_visible(const struct bench_problem *p, const struct oracle_place *at,
+                   int64_t j);
+/* u of section 2 of attn.h from q.k, what is added to it to give z, and the
+ * logit of the sink, -inf without one. */
+long double oracle_capped(const struct bench_problem *p, long double dot);
+long double oracle_added(const struct bench_problem *p,
+                         const struct oracle_place *at, int64_t j);
+long double oracle_sink(const struct bench_problem *p,
+                        const struct oracle_place *at);
+
+#endif
