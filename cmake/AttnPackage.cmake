@@ -30,7 +30,7 @@ libattn (${PROJECT_VERSION}) unstable; urgency=medium
     endforeach()
 else()
     install(FILES LICENSE NEWS.md docs/features.md docs/cache.md docs/merge.md
-        docs/rotary.md docs/bars.md
+        docs/rotary.md docs/backward.md docs/bars.md
         DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT dev)
 endif()
 
