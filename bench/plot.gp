@@ -24,8 +24,9 @@ set yrange [0:*]
 # 6 causal, 7 threads, 8 B, 11 Tq, 12 Tk, 13 D, 20 visible rate, 21 peak,
 # 29 direction.
 keep(d, c) = strcol(2) eq "libattn" && strcol(3) eq "f32" \
-    && strcol(29) eq direction && strcol(5) eq "none" && column(6) == c && column(8) == 1 \
-    && column(11) == column(12) && column(13) == d
+    && strcol(29) eq direction && strcol(5) eq "none" \
+    && column(6) == c && column(8) == 1 && column(11) == column(12) \
+    && column(13) == d
 rate(d, c) = keep(d, c) ? column(20) : NaN
 peak(d) = keep(d, 0) ? column(21) : NaN
 set datafile missing NaN

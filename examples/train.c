@@ -119,7 +119,7 @@ static attn_tensor heads(const double *x)
 }
 
 /* y = x W */
-static void project(const double *x, const parameter *p, const double *y)
+static void project(const double *x, const parameter *p, double *y)
 {
     const attn_tensor from = rows(x, p->in), to = rows(y, p->out);
     attn_tensor w;
@@ -130,7 +130,7 @@ static void project(const double *x, const parameter *p, const double *y)
 
 /* d_W = x^T d_y, and, if it is wanted, d_x = d_y W^T */
 static void project_back(const double *x, parameter *p, const double *d_y,
-                         const double *d_x)
+                         double *d_x)
 {
     const attn_tensor dy = rows(d_y, p->out), from = rows(x, p->in);
     attn_tensor w, d_w, transposed = from;

@@ -490,7 +490,7 @@ ATTN_API attn_status attn_alibi_slopes(const attn_tensor *slopes);
  */
 typedef struct attn_sdpa_params {
     size_t struct_size;
-    int32_t flags;  /* ATTN_SDPA_* or-ed */
+    int32_t flags;  /* ATTN_SDPA_SCALE, _WINDOW, _BLAS_ONLY or-ed */
     int32_t causal; /* 1: visible only if j <= p(i), or j < prefix_lens[b] */
     int32_t align;  /* ATTN_ALIGN_*, see above */
     int32_t num_masks;
@@ -657,14 +657,15 @@ ATTN_API attn_status attn_sdpa_f64(int64_t batch, int64_t heads,
 
 /* -------------------------------------------- Gradients of attention -- */
 
-/* Gradients that are added to what their memory holds, instead of set. */
-#define ATTN_SDPA_ADD_D_Q 1
-#define ATTN_SDPA_ADD_D_K 2
-#define ATTN_SDPA_ADD_D_V 4
-#define ATTN_SDPA_ADD_D_MASKS 8 /* of each mask */
-#define ATTN_SDPA_ADD_D_ALIBI 16
-#define ATTN_SDPA_ADD_D_SINKS 32
-#define ATTN_SDPA_ADD_D_SCALE 64
+/* Flags of gradients: added to what their memory holds, instead of set. No bit
+ * is one of the flags of attn_sdpa_params, which would be taken for another. */
+#define ATTN_SDPA_ADD_D_Q 0x100
+#define ATTN_SDPA_ADD_D_K 0x200
+#define ATTN_SDPA_ADD_D_V 0x400
+#define ATTN_SDPA_ADD_D_MASKS 0x800 /* of each mask */
+#define ATTN_SDPA_ADD_D_ALIBI 0x1000
+#define ATTN_SDPA_ADD_D_SINKS 0x2000
+#define ATTN_SDPA_ADD_D_SCALE 0x4000
 
 /* Of a loss that depends on out and, if d_lse is given, on lse. Every output is
  * optional: NULL is not wanted, and not computed. All are of the type of q.
@@ -683,8 +684,7 @@ typedef struct attn_sdpa_gradients {
     const attn_tensor *const *d_masks;
     const attn_tensor *d_alibi; /* sizes as params.alibi, which is there */
     const attn_tensor *d_sinks; /* sizes as params.sinks, which is there */
-    const attn_tensor
-        *d_scale; /* (1,1,1,1): by the scale, also a default one */
+    const attn_tensor *d_scale; /* (1,1,1,1); also of a default scale */
 } attn_sdpa_gradients;
 
 #define ATTN_SDPA_GRADIENTS_INIT                                               \
@@ -713,11 +713,12 @@ ATTN_API void attn_sdpa_gradients_init(attn_sdpa_gradients *gradients);
  *   d_mask = dz summed over the sizes that are 1
  *   d_alibi(h) = - sum over i, j of |p(i) - j| dz(i,j)
  *   d_sinks(h) = sum over i of exp(sink(h) - lse(i)) (d_lse(i) - delta(i))
- *   d_scale = sum over h, i, j of du(i,j) q(i).k(j)
+ *   d_scale = sum over b, h, i, j of du(i,j) q(i).k(j)
  *   (d_alibi, d_sinks: over b too, unless they are (B,Hq,1,1).)
  *
  * Where a key is not visible w is exactly 0, whatever q, k, v and d_out hold; a
- * row that sees no key has d_q = 0 and gives nothing but d_lse to its sink.
+ * row that sees no key has d_q = 0 and gives nothing but d_lse to its sink (and
+ * a NaN of its d_out).
  * Rows of d_q at and beyond q_lens[b], of d_k and d_v below kv_starts[b] and at
  * and beyond kv_lens[b] are 0 (or stay, where they are added to); rows outside
  * a ragged batch's sequences are neither read nor written. A NaN in a visible
@@ -729,7 +730,8 @@ ATTN_API void attn_sdpa_gradients_init(attn_sdpa_gradients *gradients);
  * which no one trains: ATTN_ERR_UNSUPPORTED, as are optional outputs in params
  * but lse, since the loss would not depend on them. No gradient may overlap
  * anything else. Scratch memory is O(1) in Tq and Tk per thread. The four calls
- * are to each other and return as those of attn_sdpa.
+ * are to each other, with the same gradients asked for, and return as those of
+ * attn_sdpa.
  */
 ATTN_API attn_status attn_sdpa_backward(
     const attn_context *context, const attn_sdpa_params *params,

@@ -351,7 +351,9 @@ static const struct tile_rule {
      * two thirds of the keys, for 1 % of the time: sums over keys are chains in
      * these kernels, and the error is 0.93 of that with 192. The backward
      * pass, which packs each tile three times, is 1.03 to 1.06 times as fast
-     * with 256 keys as with 128 (width 64 and 128). */
+     * with 256 keys as with 128 (attn_compare --backward, one BLAS thread, Zen
+     * 3: T = 1024 and 2048, width 64 and 128); in double neither 96 to 192
+     * lanes nor 128 to 384 keys were faster. */
     [ATTN__BLAS_FREE] = {{192, 128, INT64_MAX, 256}, {128, 192, INT64_MAX, 0}},
     /* Best of 16..192 x 64..512 with BLIS 0.9.0 on Zen 3. Its kernels have 6 by
      * 16 numbers, in double 6 by 8. */

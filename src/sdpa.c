@@ -340,8 +340,8 @@ static const unsigned char *key_row(const key_rows *k, int64_t key,
 /* Of a sequence with fewer key/value heads than this, queries and keys are cut
  * into parts, to make so many tasks, */
 #define BACKWARD_TASKS 16
-/* but no more of them than this, and none with fewer keys: each task packs the
- * queries it has. */
+/* but no more of them than this, and no more than one for so many keys: each
+ * task packs the queries it has. */
 #define MAX_PARTS 8
 #define PART_KEYS 256
 
@@ -374,24 +374,24 @@ static bool wants_sums(const attn__backward *g)
 }
 
 /* A block has queries of one head, all blocks about as many; `splits` are the
- * parts of queries and keys. */
+ * parts of queries and keys, with as many blocks each. */
 static cut cut_backward(const attn__sdpa *p, const attn__sequence *s)
 {
     int64_t lanes = lanes_of(p, s, 1);
     int64_t blocks = MAX(attn__ceil_div(s->q_len, lanes), 1);
     cut c = {.heads = 1, .head_blocks = p->group, .splits = 1};
 
-    c.queries = attn__round_up(attn__ceil_div(s->q_len, blocks),
-                               query_step(p->q.dtype));
-    c.queries = MAX(MIN(c.queries, lanes), 1);
-    blocks = attn__ceil_div(s->q_len, c.queries);
-    c.blocks = blocks * p->group;
     if (p->kv_heads > 0 && p->kv_heads < BACKWARD_TASKS) {
         int64_t parts = attn__ceil_div(BACKWARD_TASKS, p->kv_heads);
         parts = MIN(MIN(parts, MAX_PARTS), blocks);
-        parts = MIN(parts, s->kv_len / PART_KEYS);
-        c.splits = MAX(parts, 1);
+        parts = MIN(parts, attn__ceil_div(s->kv_len, p->tile.keys));
+        c.splits = MAX(MIN(parts, s->kv_len / PART_KEYS), 1);
     }
+    blocks = attn__round_up(blocks, c.splits);
+    c.queries = attn__round_up(attn__ceil_div(s->q_len, blocks),
+                               query_step(p->q.dtype));
+    c.queries = MAX(MIN(c.queries, lanes), 1);
+    c.blocks = attn__ceil_div(s->q_len, c.queries) * p->group;
     return c;
 }
 
@@ -689,19 +689,22 @@ static bool is_no_gradient(const attn__backward *g)
     return true;
 }
 
-/* Without heads or sequences nothing is computed: all sums are of nothing. */
+/* Without queries nothing is computed: all sums are of nothing. Heads and
+ * sequences may be many then, as no memory goes with them. */
 static bool is_empty(const attn__backward *g)
 {
-    return g->p.heads == 0 || g->p.batch == 0;
+    return g->p.heads == 0 || g->p.batch == 0 || g->p.q_len == 0;
 }
 
 size_t attn__backward_bytes(const attn__backward *g)
 {
     attn__bump bump = {NULL, 0};
+    int64_t heads;
 
     if (is_no_gradient(g) || is_empty(g))
         return ATTN__ALIGNMENT;
-    if (g->p.width > MAX_WIDTH || g->p.v_width > MAX_WIDTH)
+    if (g->p.width > MAX_WIDTH || g->p.v_width > MAX_WIDTH ||
+        !attn__mul_i64(g->p.batch, g->p.heads, &heads))
         return SIZE_MAX;
     (void)cut_backward_run(g, &bump);
     return bump.bytes;

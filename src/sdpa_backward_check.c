@@ -192,12 +192,16 @@ static attn_status check_flags(const char *call, const attn_sdpa_gradients *o,
                  {ATTN_SDPA_ADD_D_V, ATTN__D_V},
                  {ATTN_SDPA_ADD_D_ALIBI, ATTN__D_ALIBI},
                  {ATTN_SDPA_ADD_D_SINKS, ATTN__D_SINKS},
-                 {ATTN_SDPA_ADD_D_SCALE, ATTN__D_SCALE}};
-    const int32_t known = ATTN_SDPA_ADD_D_Q | ATTN_SDPA_ADD_D_K |
-                          ATTN_SDPA_ADD_D_V | ATTN_SDPA_ADD_D_MASKS |
-                          ATTN_SDPA_ADD_D_ALIBI | ATTN_SDPA_ADD_D_SINKS |
-                          ATTN_SDPA_ADD_D_SCALE;
+                 {ATTN_SDPA_ADD_D_SCALE, ATTN__D_SCALE},
+                 {ATTN_SDPA_ADD_D_MASKS, ATTN__D_MASKS}};
+    int32_t known = 0;
 
+    for (size_t f = 0; f < sizeof flags / sizeof flags[0]; f++) {
+        known |= flags[f].flag;
+        g->adds[flags[f].a] = (o->flags & flags[f].flag) != 0;
+    }
+    for (int m = 1; m < ATTN_MAX_MASKS; m++)
+        g->adds[ATTN__D_MASKS + m] = g->adds[ATTN__D_MASKS];
     if (o->flags & ~known)
         return attn__fail(ATTN_ERR_UNSUPPORTED,
                           "%s: gradients.flags is 0x%" PRIx32
@@ -207,10 +211,6 @@ static attn_status check_flags(const char *call, const attn_sdpa_gradients *o,
         return attn__fail(ATTN_ERR_UNSUPPORTED,
                           "%s: gradients.reserved is %" PRId32 "; it must be 0",
                           call, o->reserved);
-    for (size_t f = 0; f < sizeof flags / sizeof flags[0]; f++)
-        g->adds[flags[f].a] = (o->flags & flags[f].flag) != 0;
-    for (int m = 0; m < ATTN_MAX_MASKS; m++)
-        g->adds[ATTN__D_MASKS + m] = (o->flags & ATTN_SDPA_ADD_D_MASKS) != 0;
     return ATTN_OK;
 }
 

@@ -89,6 +89,7 @@ typedef struct XI(slope) {
     const R *q, *d; /* the rows of Q and dO */
     int64_t ldq, ldd;
     bool odd;   /* some of them are not finite */
+    R *raw;     /* where the scores are kept, or NULL */
     const R *k; /* the rows of K of the tile at hand */
     int64_t ldk;
 } XI(slope);
@@ -162,55 +163,68 @@ static void XI(set_reference)(XI(slope) * x, int64_t l, int64_t head, int64_t i)
         x->w.low[l] = (R)(reference - (double)b->w.m[l]);
 }
 
-/* folded: dz shall have the scale as a factor. It is in dOt if no number comes
- * near the ends of its range by that. */
-static XI(slope) XI(make_slope)(const backward_run *r, const task *t,
-                                int32_t worker, bool folded)
+/* A task's block against the keys [first, end), and its tiles, of which there
+ * may be none. */
+static XI(slope)
+    XI(make_slope)(const backward_run *r, const task *t, int32_t worker,
+                   int64_t first, int64_t end, XI(tiles) * tiles)
 {
-    XI(slope) x = {.g = r->g, .factor = 1.0};
-    const attn__sdpa *p = &r->g->p;
-    const attn__lanes *lanes;
-    double scale = folded ? p->scale : 1.0;
-    int exponent;
+    XI(slope) x = {.g = r->g};
+    attn__lanes *lanes;
 
     x.b = XI(make_block)(&r->r, t, worker, false);
     x.b.by_rows = false;
     x.w = ((const XI(backward_worker) *)r->workers)[worker];
     lanes = x.b.w.lanes;
-    (void)frexp(scale, &exponent);
-    if (exponent > 60 || exponent < -60) {
-        x.factor = scale;
-        scale = 1.0;
-    }
-    XI(pack_queries)(&x.b);
-    (void)XI(pack_columns)(&x.b, &r->g->d_out, scale, x.b.w.ot);
-    for (int64_t l = 0; l < lanes->n; l++) {
-        int64_t head = lanes->head[l], i = lanes->i[l];
-        XI(set_reference)(&x, l, head, i);
-        x.w.delta[l] = (R)(scale * XI(delta_of_row)(&x, head, i));
-    }
-    for (int64_t l = lanes->n; l < x.b.padded; l++) {
-        x.b.w.m[l] = K(0.0);
-        x.w.low[l] = K(0.0);
-        x.w.delta[l] = K(0.0);
-    }
-    x.q = XI(rows_of_lanes)(&x.b, &p->q, x.w.q_copy, &x.ldq);
-    x.d = XI(rows_of_lanes)(&x.b, &r->g->d_out, x.w.d_copy, &x.ldd);
-    if (lanes->bounded || attn__has_elements(&p->visibility))
-        x.odd = x.b.kernels->nonfinite(x.q, x.ldq, lanes->n, p->width) ||
-                x.b.kernels->nonfinite(x.d, x.ldd, lanes->n, p->v_width);
+    lanes->low = MAX(lanes->low, first);
+    lanes->high = MIN(lanes->high, end);
+    lanes->keep_low = MAX(lanes->keep_low, first);
+    lanes->keep_high = MIN(lanes->keep_high, end);
+    *tiles = XI(cut_keys)(&x.b, r->g->p.tile.keys);
     return x;
 }
 
-/* Only the keys [begin, end) of a block. */
-static void XI(clip_keys)(XI(block) * b, int64_t begin, int64_t end)
+/* Numbers so far from 1 that others come near the ends of their range by
+ * them; and 0. */
+static bool XI(is_extreme)(double scale)
 {
-    attn__lanes *lanes = b->w.lanes;
+    int exponent;
 
-    lanes->low = MAX(lanes->low, begin);
-    lanes->high = MIN(lanes->high, end);
-    lanes->keep_low = MAX(lanes->keep_low, begin);
-    lanes->keep_high = MIN(lanes->keep_high, end);
+    (void)frexp(scale, &exponent);
+    return scale == 0.0 || exponent > 60 || exponent < -60;
+}
+
+/* What all tiles of a block need. folded: dz shall have the scale as a factor,
+ * in dOt if it can be. */
+static void XI(pack_slope)(XI(slope) * x, bool folded)
+{
+    XI(block) *b = &x->b;
+    const attn__backward *g = x->g;
+    const attn__lanes *lanes = b->w.lanes;
+    double scale = folded ? g->p.scale : 1.0;
+
+    x->factor = 1.0;
+    if (XI(is_extreme)(scale)) {
+        x->factor = scale;
+        scale = 1.0;
+    }
+    XI(pack_queries)(b);
+    (void)XI(pack_columns)(b, &g->d_out, scale, b->w.ot);
+    for (int64_t l = 0; l < lanes->n; l++) {
+        int64_t head = lanes->head[l], i = lanes->i[l];
+        XI(set_reference)(x, l, head, i);
+        x->w.delta[l] = (R)(scale * XI(delta_of_row)(x, head, i));
+    }
+    for (int64_t l = lanes->n; l < b->padded; l++) {
+        b->w.m[l] = K(0.0);
+        x->w.low[l] = K(0.0);
+        x->w.delta[l] = K(0.0);
+    }
+    x->q = XI(rows_of_lanes)(b, &g->p.q, x->w.q_copy, &x->ldq);
+    x->d = XI(rows_of_lanes)(b, &g->d_out, x->w.d_copy, &x->ldd);
+    if (lanes->bounded || attn__has_elements(&g->p.visibility))
+        x->odd = b->kernels->nonfinite(x->q, x->ldq, lanes->n, g->p.width) ||
+                 b->kernels->nonfinite(x->d, x->ldd, lanes->n, g->p.v_width);
 }
 
 /* ---------------------------------------------------------------- Tiles -- */
@@ -219,10 +233,9 @@ static void XI(clip_keys)(XI(block) * b, int64_t begin, int64_t end)
 static void XI(bend_of_tile)(XI(slope) * x, int64_t keys)
 {
     const R *s = x->b.w.s;
-    R over = K(1.0) / x->b.cap_out;
 
     for (int64_t a = 0; a < keys * x->b.padded; a++) {
-        R t = s[a] * over;
+        R t = s[a] / x->b.cap_out;
         x->w.bend[a] = (K(1.0) - t) * (K(1.0) + t);
     }
 }
@@ -245,8 +258,8 @@ static attn__tile_state XI(tile_slopes)(XI(slope) * x, int64_t key,
     v = XI(rows_for_gemm)(b, &b->v, p->v_width, key, keys, b->w.v_copy, &ldv);
     (void)XI(product_of_rows)(b, x->k, x->ldk, keys, p->width, b->w.qt, b->w.s);
     (void)XI(product_of_rows)(b, v, ldv, keys, p->v_width, b->w.ot, x->w.dp);
-    if (x->w.raw)
-        memcpy(x->w.raw, b->w.s, (size_t)(keys * b->padded) * sizeof(R));
+    if (x->raw)
+        memcpy(x->raw, b->w.s, (size_t)(keys * b->padded) * sizeof(R));
     if (b->cap_in > K(0.0)) {
         XI(cap_tile)(b, keys);
         XI(bend_of_tile)(x, keys);
@@ -316,7 +329,7 @@ static void XI(add_visible)(const XI(slope) * s, bool transposed, int64_t m,
             R y = x[r * ldx + e];
             clean[r * n + e] = y - y == K(0.0) ? y : K(0.0);
         }
-    XI(add_product)(s, transposed, m, n, k, a, clean, MAX(n, 1), to);
+    (void)XI(add_product)(s, transposed, m, n, k, a, clean, MAX(n, 1), to);
     for (int64_t r = 0; r < k; r++)
         for (int64_t e = 0; e < n; e++) {
             R y = x[r * ldx + e];
@@ -385,7 +398,7 @@ static void XI(clear_rows)(const backward_run *r, const backward_part *t)
     const attn__sdpa *p = &g->p;
     int64_t first, end, b;
 
-    if (g->wants[ATTN__D_Q] && !g->adds[ATTN__D_Q]) {
+    if (g->wants[ATTN__D_Q] && !g->adds[ATTN__D_Q] && p->width > 0) {
         first = block_begin(&t->of.c, &t->of.s, t->first_block * p->group);
         end = block_begin(&t->of.c, &t->of.s, t->end_block * p->group);
         /* The last ones also where the sequence has no queries. */
@@ -393,17 +406,18 @@ static void XI(clear_rows)(const backward_run *r, const backward_part *t)
             end = p->q_len;
         b = p->cu_q ? 0 : t->of.s.b;
         for (int64_t h = 0; h < p->group; h++)
-            XI(fill_head)
-        (&g->gradient[ATTN__D_Q], b, t->of.g * p->group + h,
-         t->of.q_row + first, t->of.q_row + end, K(0.0));
+            (void)XI(fill_head)(&g->gradient[ATTN__D_Q], b,
+                                t->of.g * p->group + h, t->of.q_row + first,
+                                t->of.q_row + end, K(0.0));
     }
     end = t->is_last && !p->cu_k ? p->kv_len : t->end_key;
     b = p->cu_k ? 0 : t->of.s.b;
     for (int a = 0; a < 2; a++)
-        if (g->wants[keyed[a]] && !g->adds[keyed[a]])
-            XI(fill_head)
-    (&g->gradient[keyed[a]], b, t->of.g, t->of.kv_row + t->first_key,
-     t->of.kv_row + end, K(0.0));
+        if (g->wants[keyed[a]] && !g->adds[keyed[a]] &&
+            g->gradient[keyed[a]].shape[3] > 0)
+            (void)XI(fill_head)(&g->gradient[keyed[a]], b, t->of.g,
+                                t->of.kv_row + t->first_key, t->of.kv_row + end,
+                                K(0.0));
 }
 
 /* Some queries of a group's heads against some keys. */
@@ -415,30 +429,32 @@ static void XI(backward_task)(void *data, int64_t index, int32_t worker)
     attn__blas_guard guard = attn__blas_enter();
 
     if (r->wave == 0)
-        XI(clear_rows)(r, &part);
+        (void)XI(clear_rows)(r, &part);
     for (int64_t h = 0; h < p->group; h++)
         for (int64_t a = part.first_block; a < part.end_block; a++) {
             XI(slope) x;
             XI(tiles) tiles;
+            int64_t count;
             part.of.block = a * p->group + h;
-            x = XI(make_slope)(r, &part.of, worker, true);
-            XI(clip_keys)(&x.b, part.first_key, part.end_key);
-            tiles = XI(cut_keys)(&x.b, p->tile.keys);
-            for (int64_t i = 0; i < tiles.run[0].count + tiles.run[1].count;
-                 i++) {
+            x = XI(make_slope)(r, &part.of, worker, part.first_key,
+                               part.end_key, &tiles);
+            count = tiles.run[0].count + tiles.run[1].count;
+            if (count > 0)
+                (void)XI(pack_slope)(&x, true);
+            for (int64_t i = 0; i < count; i++) {
                 int64_t keys;
                 int64_t key = XI(tile_keys)(&tiles, i, &keys);
                 attn__tile_state state = XI(tile_slopes)(&x, key, keys);
                 if (state != ATTN__TILE_EMPTY)
-                    XI(add_tile)(&x, state, key, keys);
+                    (void)XI(add_tile)(&x, state, key, keys);
             }
         }
     attn__blas_leave(guard);
 }
 
-/* The sum over the visible pairs of a tile of du times `times`. */
+/* The sum over the visible pairs of a tile of du q.k. */
 static double XI(sum_of_tile)(const XI(slope) * x, attn__tile_state state,
-                              int64_t keys, const R *times)
+                              int64_t keys)
 {
     const XI(block) *b = &x->b;
     double *total = x->w.total, sum = 0.0;
@@ -450,7 +466,7 @@ static double XI(sum_of_tile)(const XI(slope) * x, attn__tile_state state,
         for (int64_t l = 0; l < n; l++) {
             int64_t at = j * b->padded + l;
             if (state == ATTN__TILE_FULL || XI(is_visible)(b->w.bits, j, l))
-                total[l] += (double)x->w.dp[at] * (double)times[at];
+                total[l] += (double)x->w.dp[at] * (double)x->raw[at];
         }
     for (int64_t l = 0; l < n; l++)
         sum += total[l];
@@ -480,15 +496,15 @@ static void XI(raw_of_tile)(XI(slope) * x, int64_t keys)
     XI(block) *b = &x->b;
     const double by = 1.0 / b->pack_scale;
 
-    if (b->pack_scale == 0.0) {
+    if (XI(is_extreme)(b->pack_scale)) {
         (void)XI(pack_columns)(b, &b->p->q, 1.0, b->w.qt);
         (void)XI(product_of_rows)(b, x->k, x->ldk, keys, b->p->width, b->w.qt,
-                                  x->w.raw);
+                                  x->raw);
         XI(pack_queries)(b);
         return;
     }
     for (int64_t a = 0; a < keys * b->padded; a++)
-        x->w.raw[a] = XI(scaled)(x->w.raw[a], by);
+        x->raw[a] = XI(scaled)(x->raw[a], by);
 }
 
 /* What a head gives to the gradients of its slope, its sink and the scale. */
@@ -506,9 +522,11 @@ static void XI(head_task)(void *data, int64_t index, int32_t worker)
     t.s = attn__sdpa_sequence(p, b, &t.q_row, &t.kv_row);
     t.c = r->r.cuts[b];
     for (t.block = head % p->group; t.block < t.c.blocks; t.block += p->group) {
-        XI(slope) x = XI(make_slope)(r, &t, worker, false);
+        XI(tiles) tiles;
+        XI(slope)
+        x = XI(make_slope)(r, &t, worker, 0, t.s.kv_len, &tiles);
         const attn__lanes *lanes = x.b.w.lanes;
-        XI(tiles) tiles = XI(cut_keys)(&x.b, p->tile.keys);
+        int64_t count = tiles.run[0].count + tiles.run[1].count;
         for (int64_t l = 0; g->wants[ATTN__D_SINKS] && l < lanes->n; l++) {
             double sink = (double)XI(per_head)(&p->sinks, b, head);
             double lse = (double)*XI(query_at)(&p->extra[ATTN__LSE], &x.b, head,
@@ -517,8 +535,10 @@ static void XI(head_task)(void *data, int64_t index, int32_t worker)
                 sums[SUM_SINK] -=
                     exp(sink - lse) * XI(delta_of_row)(&x, head, lanes->i[l]);
         }
-        for (int64_t i = 0;
-             tiled && i < tiles.run[0].count + tiles.run[1].count; i++) {
+        x.raw = x.w.raw;
+        if (tiled)
+            (void)XI(pack_slope)(&x, false);
+        for (int64_t i = 0; tiled && i < count; i++) {
             int64_t keys;
             int64_t key = XI(tile_keys)(&tiles, i, &keys);
             attn__tile_state state = XI(tile_slopes)(&x, key, keys);
@@ -528,8 +548,8 @@ static void XI(head_task)(void *data, int64_t index, int32_t worker)
                 sums[SUM_ALIBI] += XI(distances_of_tile)(&x, key, keys);
             if (g->wants[ATTN__D_SCALE]) {
                 (void)XI(bend_tile)(&x, keys);
-                XI(raw_of_tile)(&x, keys);
-                sums[SUM_SCALE] += XI(sum_of_tile)(&x, state, keys, x.w.raw);
+                (void)XI(raw_of_tile)(&x, keys);
+                sums[SUM_SCALE] += XI(sum_of_tile)(&x, state, keys);
             }
         }
     }
@@ -578,11 +598,11 @@ static void XI(put_head_sums)(const backward_run *r)
                     for (int64_t e = h; e < end_h; e++)
                         sum += r->sums[(c * heads + e) * HEAD_SUMS +
                                        gradients[n].sum];
-                XI(put)
-                (g, a,
-                 per_batch ? (const int64_t[4]){b, h, 0, 0}
-                           : (const int64_t[4]){0, 0, 0, per_head ? h : 0},
-                 sum);
+                (void)XI(put)(
+                    g, a,
+                    per_batch ? (const int64_t[4]){b, h, 0, 0}
+                              : (const int64_t[4]){0, 0, 0, per_head ? h : 0},
+                    sum);
             }
     }
 }
@@ -613,12 +633,14 @@ static void XI(mask_task)(void *data, int64_t index, int32_t worker)
                  i += k.c.queries) {
                 XI(slope) x;
                 XI(tiles) tiles;
+                int64_t count;
                 k.block = i / k.c.queries * p->group + h % p->group;
-                x = XI(make_slope)(r, &k, worker, false);
-                XI(clip_keys)(&x.b, part.first[3], part.end[3]);
-                tiles = XI(cut_keys)(&x.b, p->tile.keys);
-                for (int64_t n = 0; n < tiles.run[0].count + tiles.run[1].count;
-                     n++) {
+                x = XI(make_slope)(r, &k, worker, part.first[3], part.end[3],
+                                   &tiles);
+                count = tiles.run[0].count + tiles.run[1].count;
+                if (count > 0)
+                    (void)XI(pack_slope)(&x, false);
+                for (int64_t n = 0; n < count; n++) {
                     int64_t keys;
                     int64_t key = XI(tile_keys)(&tiles, n, &keys);
                     if (XI(tile_slopes)(&x, key, keys) == ATTN__TILE_EMPTY)
@@ -638,8 +660,8 @@ static void XI(mask_task)(void *data, int64_t index, int32_t worker)
         for (int64_t i = 0; i < part.rows; i++) {
             const int64_t at[4] = {part.first[0], part.first[1],
                                    part.first[2] + i, part.first[3] + j};
-            XI(put)
-            (r->g, ATTN__D_MASKS + r->mask, at, w.total[j * part.rows + i]);
+            (void)XI(put)(r->g, ATTN__D_MASKS + r->mask, at,
+                          w.total[j * part.rows + i]);
         }
     attn__blas_leave(guard);
 }

@@ -20,6 +20,23 @@ static attn_status fail_memory(const char *call, size_t bytes)
                       call, bytes);
 }
 
+/* Where the workspace calls answer. */
+static attn_status check_answers(const char *call, const size_t *bytes,
+                                 const size_t *alignment)
+{
+    if (bytes && alignment)
+        return ATTN_OK;
+    return attn__fail(ATTN_ERR_NULL, "%s: %s is NULL", call,
+                      bytes ? "alignment" : "bytes");
+}
+
+static attn_status answer(size_t needed, size_t *bytes, size_t *alignment)
+{
+    *bytes = needed;
+    *alignment = ATTN__ALIGNMENT;
+    return ATTN_OK;
+}
+
 /* The whole check, and how much scratch memory it takes. */
 static attn_status prepare(const char *call, const attn_context *context,
                            const attn_sdpa_params *params, const attn_tensor *q,
@@ -60,15 +77,10 @@ attn_status attn_sdpa_workspace(const attn_context *context,
     attn_status status;
     size_t needed;
 
-    if (!bytes || !alignment)
-        return attn__fail(ATTN_ERR_NULL, "%s: %s is NULL", call,
-                          bytes ? "alignment" : "bytes");
-    status = prepare(call, context, params, q, k, v, out, &p, &needed);
-    if (status)
-        return status;
-    *bytes = needed;
-    *alignment = ATTN__ALIGNMENT;
-    return ATTN_OK;
+    status = check_answers(call, bytes, alignment);
+    if (!status)
+        status = prepare(call, context, params, q, k, v, out, &p, &needed);
+    return status ? status : answer(needed, bytes, alignment);
 }
 
 attn_status attn_sdpa_work(const attn_context *context,
@@ -165,16 +177,11 @@ attn_status attn_sdpa_backward_workspace(
     attn_status status;
     size_t needed;
 
-    if (!bytes || !alignment)
-        return attn__fail(ATTN_ERR_NULL, "%s: %s is NULL", call,
-                          bytes ? "alignment" : "bytes");
-    status = prepare_backward(call, context, params, q, k, v, out, d_out,
-                              gradients, &g, &needed);
-    if (status)
-        return status;
-    *bytes = needed;
-    *alignment = ATTN__ALIGNMENT;
-    return ATTN_OK;
+    status = check_answers(call, bytes, alignment);
+    if (!status)
+        status = prepare_backward(call, context, params, q, k, v, out, d_out,
+                                  gradients, &g, &needed);
+    return status ? status : answer(needed, bytes, alignment);
 }
 
 attn_status attn_sdpa_backward_work(

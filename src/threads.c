@@ -81,7 +81,9 @@ static _Thread_local unsigned own_unforkable;
 static atomic_uint forking;
 
 /* Waits for those of other threads. Its own, where a signal handler forks in
- * the middle of one, it would wait for for ever. */
+ * the middle of one, it would wait for for ever. (A handler that forks between
+ * two instructions of attn__unforkable_begin leaves the child one too many:
+ * its own forks would wait.) */
 static void before_fork(void)
 {
     atomic_fetch_add(&forking, 1);

@@ -551,7 +551,7 @@ static void test_add__each_flag_is_for_its_gradient(void **state)
             train_forward(&set, NULL, forms[n].name);
             train_backward(&set, NULL, forms[n].name);
             train_forward(&t, NULL, forms[n].name);
-            t.g.flags = INT32_C(1) << bit;
+            t.g.flags = ATTN_SDPA_ADD_D_Q << bit;
             for (int d = 0; d < TRAIN_GRADIENTS; d++)
                 if (t.d[d].block && train_flags[d] == t.g.flags)
                     tensor_normal(&t.d[d].view, &t.r, 1.0);
@@ -579,7 +579,7 @@ static void test_add__twice_is_the_double(void **state)
         make_form(&t, 9, ATTN_F64, &forms[n]);
         train_forward(&t, NULL, forms[n].name);
         train_backward(&t, NULL, forms[n].name);
-        t.g.flags = 127;
+        t.g.flags = 127 * ATTN_SDPA_ADD_D_Q;
         oracle(&r, &t);
         train_backward(&t, NULL, forms[n].name);
         check_all(&t, &r, forms[n].name);
@@ -1227,10 +1227,14 @@ static void test_softcap__of_scores_far_beyond_it(void **state)
         train_make(&t, 6, n ? ATTN_F64 : ATTN_F32, &small);
         t.p.softcap = 1e-3;
         run_and_check(&t, "beyond the cap");
-        t.p.softcap = 1e-30;
-        train_forward(&t, NULL, "far beyond the cap");
-        train_backward(&t, NULL, "far beyond the cap");
-        check(&t, "far beyond the cap");
+        /* The last two have no reciprocal, of float and of double. */
+        static const double caps[] = {1e-30, 1e-40, 1e-310};
+        for (size_t c = 0; c < COUNT(caps); c++) {
+            t.p.softcap = caps[c];
+            train_forward(&t, NULL, "far beyond the cap");
+            train_backward(&t, NULL, "far beyond the cap");
+            check(&t, "far beyond the cap");
+        }
         train_free(&t);
     }
 }
@@ -1332,6 +1336,53 @@ static void test_scale__huge_and_tiny(void **state)
         train_free(&t);
         train_free(&far);
     }
+}
+
+/* A scale that makes q vanish in its type is no scale of 0 to d_scale: q.k is
+ * not made from what is left of it. */
+static void test_scale__too_small_for_the_type(void **state)
+{
+    (void)state;
+    for (int n = 0; n < 2; n++) {
+        training zero, tiny;
+        train_make(&zero, 14, n ? ATTN_F64 : ATTN_F32, &small);
+        train_make(&tiny, 14, n ? ATTN_F64 : ATTN_F32, &small);
+        same_inputs(&tiny, &zero);
+        scale_zero(&zero);
+        scale_zero(&tiny);
+        tiny.p.scale = n ? 5e-310 : 1e-42;
+        run_and_check(&zero, "scale 0");
+        train_forward(&tiny, NULL, "tiny scale");
+        train_backward(&tiny, NULL, "tiny scale");
+        check_near(&tiny.d[TRAIN_D_SCALE].view, &zero.d[TRAIN_D_SCALE].view,
+                   100.0, "d_scale");
+        train_free(&zero);
+        train_free(&tiny);
+    }
+}
+
+/* No queries, and heads that only their number is there of: the sums are of
+ * nothing, at once. */
+static void test_sizes__no_queries_and_many_heads(void **state)
+{
+    (void)state;
+    const int64_t heads = (int64_t)1 << 40;
+    float number = 7, sum = 8;
+    attn_tensor none, lse, one;
+    attn_sdpa_params p = ATTN_SDPA_PARAMS_INIT;
+    attn_sdpa_gradients g = ATTN_SDPA_GRADIENTS_INIT;
+    assert_int_equal(attn_view_bhtd(&none, ATTN_F32, &number, 1, heads, 0, 4),
+                     ATTN_OK);
+    assert_int_equal(attn_view_bhtd(&lse, ATTN_F32, &number, 1, heads, 0, 1),
+                     ATTN_OK);
+    assert_int_equal(attn_view_bhtd(&one, ATTN_F32, &sum, 1, 1, 1, 1), ATTN_OK);
+    p.lse = &lse;
+    g.d_q = &none;
+    g.d_scale = &one;
+    assert_int_equal(
+        attn_sdpa_backward(NULL, &p, &none, &none, &none, &none, &none, &g),
+        ATTN_OK);
+    assert_true(sum == 0 && number == 7);
 }
 
 /* Weights of one key only: gradients of the scores are 0 to the rounding. */
@@ -1461,6 +1512,8 @@ int main(void)
         cmocka_unit_test(test_16_bits__are_their_floats),
         cmocka_unit_test(test_scale__of_0),
         cmocka_unit_test(test_scale__huge_and_tiny),
+        cmocka_unit_test(test_scale__too_small_for_the_type),
+        cmocka_unit_test(test_sizes__no_queries_and_many_heads),
         cmocka_unit_test(test_scale__that_leaves_one_key),
         cmocka_unit_test(test_foreign__out_and_lse_of_another_library),
         cmocka_unit_test(test_foreign__parts_of_the_keys),

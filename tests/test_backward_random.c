@@ -131,7 +131,7 @@ static void draw_gradients(rng *r, call *c)
     attn_sdpa_gradients *g = &c->g;
     *g = init;
     if (rng_one_in(r, 3))
-        g->flags = (int32_t)rng_int(r, 0, 127);
+        g->flags = ATTN_SDPA_ADD_D_Q * (int32_t)rng_int(r, 0, 127);
     g->d_q = draw_gradient(r, c, D_Q, ATTN_SDPA_ADD_D_Q, &c->d.q.view);
     g->d_k = draw_gradient(r, c, D_K, ATTN_SDPA_ADD_D_K, &c->d.k.view);
     g->d_v = draw_gradient(r, c, D_V, ATTN_SDPA_ADD_D_V, &c->d.v.view);

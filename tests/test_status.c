@@ -2856,13 +2856,23 @@ BACKWARD(d_out_beyond_memory, ATTN_ERR_STRIDE, "d_out|strides|memory")
 {
     c->d_out.stride[0] = INT64_MAX / 2;
 }
-BACKWARD(unknown_add, ATTN_ERR_UNSUPPORTED, "gradients.flags|0x80|0x7f")
+BACKWARD(unknown_add, ATTN_ERR_UNSUPPORTED, "gradients.flags|0x8000|0x7f00")
 {
-    c->g.flags = 128;
+    c->g.flags = 0x8000;
 }
-BACKWARD(negative_add, ATTN_ERR_UNSUPPORTED, "gradients.flags|0x80000000|0x7f")
+BACKWARD(negative_add, ATTN_ERR_UNSUPPORTED,
+         "gradients.flags|0x80000000|0x7f00")
 {
     c->g.flags = INT32_MIN;
+}
+/* The flags of one struct in the other. */
+BACKWARD(window_for_add, ATTN_ERR_UNSUPPORTED, "gradients.flags|0x2|0x7f00")
+{
+    c->g.flags = ATTN_SDPA_WINDOW;
+}
+BACKWARD(add_in_params, ATTN_ERR_UNSUPPORTED, "params.flags|0x200|0x7")
+{
+    c->s.p.flags = ATTN_SDPA_ADD_D_K;
 }
 BACKWARD(reserved, ATTN_ERR_UNSUPPORTED, "gradients.reserved|4")
 {
@@ -3258,7 +3268,7 @@ static void test_sdpa_backward__the_base_problems_are_accepted(void **state)
     accept_backward("alibi", &c);
     use_sinks_gradient(&c);
     accept_backward("sinks", &c);
-    c.g.flags = 127;
+    c.g.flags = 127 * ATTN_SDPA_ADD_D_Q;
     accept_backward("added to", &c);
     use_causal(&c.s);
     c.s.p.softcap = 2.0;
@@ -3305,7 +3315,7 @@ static void test_sdpa_backward__every_gradient_is_optional(void **state)
     accept_backward("none", &c);
     if (memcmp(arena, before, sizeof arena) != 0)
         complain("something was written\n");
-    c.g.flags = 127;
+    c.g.flags = 127 * ATTN_SDPA_ADD_D_Q;
     accept_backward("none, added to", &c);
     finish();
 }

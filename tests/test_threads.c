@@ -619,7 +619,7 @@ static void test_backward__bits_of_sums_do_not_depend_on_threads(void **state)
         training t;
         tensor want[TRAIN_GRADIENTS];
         make_training(&t, &train_shapes[1], ATTN_F32, form);
-        t.g.flags = 127;
+        t.g.flags = 127 * ATTN_SDPA_ADD_D_Q;
         train_forward(&t, NULL, "gradients");
         for (int32_t threads = 1; threads <= 7; threads += 2) {
             attn_context *context = make_context(threads, NULL, NULL);

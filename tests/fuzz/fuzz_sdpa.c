@@ -723,7 +723,9 @@ static void next_learned(struct bytes *s, struct fuzzed *f, struct learned *l)
         fill(s, &l->d_lse.view, 8);
         g->d_lse = &l->d_lse.view;
     }
-    g->flags = one_in(s, 2) ? (int32_t)below(s, one_in(s, 16) ? 256 : 128) : 0;
+    g->flags = one_in(s, 2) ? ATTN_SDPA_ADD_D_Q *
+                                  (int32_t)below(s, one_in(s, 16) ? 256 : 128)
+                            : 0;
     g->reserved = one_in(s, 64);
     next_gradient(s, f, l, D_Q, &g->d_q, &f->q.view);
     next_gradient(s, f, l, D_K, &g->d_k, &f->k.view);
