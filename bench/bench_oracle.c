@@ -39,7 +39,6 @@ double oracle_value(const attn_tensor *t, int64_t b, int64_t h, int64_t i,
     return number_at(t, offset_of(t, b, h, i, d));
 }
 
-/* Rows of out over all heads. */
 int64_t oracle_rows(const struct bench_problem *p)
 {
     return p->out.shape[0] * p->out.shape[1] * p->out.shape[2];
@@ -79,7 +78,6 @@ struct oracle_place oracle_row_place(const struct bench_problem *p, int64_t row)
     return oracle_place_of(p, b, h, i);
 }
 
-/* Number d of key j in k or v. */
 double oracle_key(const struct bench_problem *p, const attn_tensor *t,
                   const struct oracle_place *at, int64_t j, int64_t d)
 {
@@ -282,51 +280,72 @@ static double extras_error(const struct bench_problem *p,
 
 /* -------------------------------------------------------------- Sample -- */
 
-/* Rows in the sample: what about 0.1 s of the oracle pays for, at least 2. */
-static int64_t sample_size(const struct bench_problem *p)
+void oracle_compare(struct oracle_sums *sums, const attn_tensor *t,
+                    int64_t batch, int64_t head, int64_t row,
+                    const long double *want)
 {
-    const struct bench_shape *s = &p->shape;
-    int64_t all = oracle_rows(p);
-    int64_t cost = s->kv_len * (s->width + s->v_width) + 1;
-    int64_t rows = 30000000 / cost;
-    if (rows < 2)
-        rows = 2;
-    return rows < all ? rows : all;
+    for (int64_t d = 0; d < t->shape[3]; d++) {
+        double off = (double)fabsl(
+            (long double)oracle_value(t, batch, head, row, d) - want[d]);
+        if (!(off <= sums->error.max)) /* NaN too */
+            sums->error.max = off;
+        sums->error.rms += off * off;
+    }
+    sums->error.rows++;
+    sums->numbers += (double)t->shape[3];
 }
+
+struct bench_error oracle_error(const struct oracle_sums *sums)
+{
+    struct bench_error error = sums->error;
+
+    error.rms = sums->numbers > 0 ? sqrt(error.rms / sums->numbers) : 0;
+    return error;
+}
+
+int64_t oracle_spread(int64_t n, int64_t count, int64_t all)
+{
+    return count > 1 ? n * (all - 1) / (count - 1) : all - 1;
+}
+
+int64_t oracle_affordable(double budget, double cost, int64_t least,
+                          int64_t all)
+{
+    double count = budget / (cost + 1);
+
+    if (count > (double)all)
+        return all;
+    return count > (double)least ? (int64_t)count : least < all ? least : all;
+}
+
+/* About 0.1 s of the oracle. */
+#define SAMPLE_COST 3e7
 
 static struct bench_error forward_error(const struct bench_problem *p)
 {
     const struct bench_shape *s = &p->shape;
     int64_t all = oracle_rows(p);
-    struct bench_error error = {0, 0, sample_size(p)};
+    double cost = (double)(s->kv_len * (s->width + s->v_width));
+    int64_t rows = oracle_affordable(SAMPLE_COST, cost, 2, all);
+    struct oracle_sums sums = {{0, 0, 0}, 0};
     struct row r = {
         .weights = bench_alloc((size_t)s->kv_len * sizeof(long double)),
         .out = bench_alloc((size_t)s->v_width * sizeof(long double))};
-    double squares = 0;
 
-    for (int64_t n = 0; n < error.rows; n++) {
-        /* Evenly spread, first and last row included. */
-        int64_t at = error.rows > 1 ? n * (all - 1) / (error.rows - 1) : 0;
-        struct oracle_place place = oracle_row_place(p, at);
+    for (int64_t n = 0; n < rows; n++) {
+        struct oracle_place place =
+            oracle_row_place(p, oracle_spread(n, rows, all));
         double extras;
         oracle_row(p, &place, &r);
-        for (int64_t e = 0; e < s->v_width; e++) {
-            long double out = (long double)oracle_value(
-                &p->out, place.batch, place.h, place.q_row + place.i, e);
-            double off = (double)fabsl(out - r.out[e]);
-            if (!(off <= error.max)) /* NaN too */
-                error.max = off;
-            squares += off * off;
-        }
+        oracle_compare(&sums, &p->out, place.batch, place.h,
+                       place.q_row + place.i, r.out);
         extras = extras_error(p, &place, &r);
-        if (!(extras <= error.max))
-            error.max = extras;
+        if (!(extras <= sums.error.max))
+            sums.error.max = extras;
     }
     free(r.weights);
     free(r.out);
-    if (error.rows > 0 && s->v_width > 0)
-        error.rms = sqrt(squares / (double)(error.rows * s->v_width));
-    return error;
+    return oracle_error(&sums);
 }
 
 struct bench_error bench_problem_error(const struct bench_problem *p)

@@ -39,4 +39,21 @@ long double oracle_added(const struct bench_problem *p,
 long double oracle_sink(const struct bench_problem *p,
                         const struct oracle_place *at);
 
+/* Errors of rows added up: rms is the sum of squares until the end. */
+struct oracle_sums {
+    struct bench_error error;
+    double numbers;
+};
+void oracle_compare(struct oracle_sums *sums, const attn_tensor *t,
+                    int64_t batch, int64_t head, int64_t row,
+                    const long double *want);
+struct bench_error oracle_error(const struct oracle_sums *sums);
+
+/* Number n of count that are spread evenly over all, first and last of them
+ * included; of one the last. */
+int64_t oracle_spread(int64_t n, int64_t count, int64_t all);
+/* budget / cost within [least, all]. */
+int64_t oracle_affordable(double budget, double cost, int64_t least,
+                          int64_t all);
+
 #endif

@@ -155,52 +155,16 @@ static void quick_row(struct tape *t, const struct oracle_place *at,
 
 /* -------------------------------------------------------------- Errors -- */
 
-struct sums {
-    struct bench_error error; /* rms: the sum of squares so far */
-    double numbers;
-};
-
-static void compare(struct sums *sums, const attn_tensor *t, int64_t batch,
-                    int64_t head, int64_t row, const long double *want)
-{
-    for (int64_t d = 0; d < t->shape[3]; d++) {
-        double off = (double)fabsl(
-            (long double)oracle_value(t, batch, head, row, d) - want[d]);
-        if (!(off <= sums->error.max)) /* NaN too */
-            sums->error.max = off;
-        sums->error.rms += off * off;
-    }
-    sums->error.rows++;
-    sums->numbers += (double)t->shape[3];
-}
-
-/* Number n of count that are spread evenly over all, first and last of them
- * included; of one the last. */
-static int64_t spread(int64_t n, int64_t count, int64_t all)
-{
-    return count > 1 ? n * (all - 1) / (count - 1) : all - 1;
-}
-
-/* budget / cost within [least, all]. */
-static int64_t affordable(double budget, double cost, int64_t least,
-                          int64_t all)
-{
-    double count = budget / (cost + 1);
-
-    if (count > (double)all)
-        return all;
-    return count > (double)least ? (int64_t)count : least < all ? least : all;
-}
-
-static void check_d_q(struct tape *t, struct sums *sums)
+static void check_d_q(struct tape *t, struct oracle_sums *sums)
 {
     const struct bench_problem *p = t->p;
     const int64_t width = p->shape.width, all = oracle_rows(p);
     double cost = (double)(p->shape.kv_len * (2 * width + p->shape.v_width));
-    int64_t rows = affordable(ROWS_COST, cost, 2, all);
+    int64_t rows = oracle_affordable(ROWS_COST, cost, 2, all);
 
     for (int64_t n = 0; n < rows; n++) {
-        struct oracle_place at = oracle_row_place(p, spread(n, rows, all));
+        struct oracle_place at =
+            oracle_row_place(p, oracle_spread(n, rows, all));
         load_keys(t, &at);
         exact_row(t, &at);
         for (int64_t d = 0; d < width; d++)
@@ -208,7 +172,7 @@ static void check_d_q(struct tape *t, struct sums *sums)
         for (int64_t j = 0; j < at.kv_len; j++)
             for (int64_t d = 0; d < width && t->w[j] > 0; d++)
                 t->row[d] += t->du[j] * (long double)t->k[j * width + d];
-        compare(sums, &p->d_q, at.batch, at.h, at.q_row + at.i, t->row);
+        oracle_compare(sums, &p->d_q, at.batch, at.h, at.q_row + at.i, t->row);
     }
 }
 
@@ -227,7 +191,7 @@ static void add_query(struct tape *t, const int64_t *keys, int64_t num_keys)
 }
 
 static void check_group(struct tape *t, int64_t b, int64_t g, int is_exact,
-                        struct sums *sums)
+                        struct oracle_sums *sums)
 {
     const struct bench_problem *p = t->p;
     const struct bench_shape *s = &p->shape;
@@ -237,7 +201,7 @@ static void check_group(struct tape *t, int64_t b, int64_t g, int is_exact,
     int64_t num_keys = first.kv_len < MOST_KEYS ? first.kv_len : MOST_KEYS;
 
     for (int64_t n = 0; n < num_keys; n++)
-        keys[n] = spread(n, num_keys, first.kv_len);
+        keys[n] = oracle_spread(n, num_keys, first.kv_len);
     for (int64_t n = 0; n < num_keys * s->width; n++)
         t->d_k[n] = 0;
     for (int64_t n = 0; n < num_keys * s->v_width; n++)
@@ -254,21 +218,23 @@ static void check_group(struct tape *t, int64_t b, int64_t g, int is_exact,
         }
     for (int64_t n = 0; n < num_keys; n++) {
         int64_t row = first.kv_row + keys[n];
-        compare(sums, &p->d_k, first.batch, g, row, t->d_k + n * s->width);
-        compare(sums, &p->d_v, first.batch, g, row, t->d_v + n * s->v_width);
+        oracle_compare(sums, &p->d_k, first.batch, g, row,
+                       t->d_k + n * s->width);
+        oracle_compare(sums, &p->d_v, first.batch, g, row,
+                       t->d_v + n * s->v_width);
     }
 }
 
-static void check_groups(struct tape *t, struct sums *sums)
+static void check_groups(struct tape *t, struct oracle_sums *sums)
 {
     const struct bench_shape *s = &t->p->shape;
     const int64_t all = s->batch * s->kv_heads;
     double cost = bench_visible_pairs(t->p) / (double)all *
                   (double)(s->width + s->v_width);
-    int64_t groups = affordable(GROUPS_COST, cost, 1, all);
+    int64_t groups = oracle_affordable(GROUPS_COST, cost, 1, all);
 
     for (int64_t n = 0; n < groups; n++) {
-        int64_t at = spread(n, groups, all);
+        int64_t at = oracle_spread(n, groups, all);
         check_group(t, at / s->kv_heads, at % s->kv_heads, cost <= EXACT_COST,
                     sums);
     }
@@ -283,7 +249,7 @@ struct bench_error bench_backward_error(const struct bench_problem *p)
 {
     const struct bench_shape *s = &p->shape;
     const size_t number = sizeof(double), wide = sizeof(long double);
-    struct sums sums = {{0, 0, 0}, 0};
+    struct oracle_sums sums = {{0, 0, 0}, 0};
     struct tape t = {.p = p,
                      .b = -1,
                      .g = -1,
@@ -308,7 +274,5 @@ struct bench_error bench_backward_error(const struct bench_problem *p)
     free(t.d_k);
     free(t.d_v);
     free(t.row);
-    if (sums.numbers > 0)
-        sums.error.rms = sqrt(sums.error.rms / sums.numbers);
-    return sums.error;
+    return oracle_error(&sums);
 }
