@@ -335,12 +335,12 @@ static int holds_inf(const ref_tensor *x, int also_lowest)
 }
 
 /* -inf is no number but a sign in masks, sinks and log-sum-exps. */
-static int view_holds_inf(const attn_tensor *x)
+static int view_holds_inf(const attn_tensor *x, int also_lowest)
 {
     if (!x)
         return 0;
     const ref_tensor t = ref_read_view(x);
-    const int found = holds_inf(&t, 0);
+    const int found = holds_inf(&t, also_lowest);
     free(t.num);
     return found;
 }
@@ -350,16 +350,12 @@ static int find_inf(const backward *c)
     const problem *a = &c->a;
     const ref_tensor *const all[] = {&a->q,   &a->k,     &a->v,
                                      &c->out, &c->d_out, &c->d_lse};
-    int found = holds_inf(&c->lse, 0) || view_holds_inf(a->p->sinks);
+    int found = holds_inf(&c->lse, 0) || view_holds_inf(a->p->sinks, 0) ||
+                view_holds_inf(a->p->alibi, 1);
     for (size_t n = 0; n < sizeof all / sizeof all[0]; n++)
         found |= holds_inf(all[n], 1);
     for (int32_t n = 0; n < a->p->num_masks; n++)
-        found |= view_holds_inf(&a->p->masks[n].view);
-    if (a->p->alibi) {
-        const ref_tensor slopes = ref_read_view(a->p->alibi);
-        found |= holds_inf(&slopes, 1);
-        free(slopes.num);
-    }
+        found |= view_holds_inf(&a->p->masks[n].view, 0);
     return found;
 }
 
