@@ -170,16 +170,11 @@ static XI(slope)
                    int64_t first, int64_t end, XI(tiles) * tiles)
 {
     XI(slope) x = {.g = r->g};
-    attn__lanes *lanes;
 
     x.b = XI(make_block)(&r->r, t, worker, false);
     x.b.by_rows = false;
     x.w = ((const XI(backward_worker) *)r->workers)[worker];
-    lanes = x.b.w.lanes;
-    lanes->low = MAX(lanes->low, first);
-    lanes->high = MIN(lanes->high, end);
-    lanes->keep_low = MAX(lanes->keep_low, first);
-    lanes->keep_high = MIN(lanes->keep_high, end);
+    XI(clip_keys)(&x.b, first, end);
     *tiles = XI(cut_keys)(&x.b, r->g->p.tile.keys);
     return x;
 }

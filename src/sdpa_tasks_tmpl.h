@@ -395,13 +395,9 @@ static void XI(key_sums)(const run *r, task *t, int64_t begin, int64_t end,
                            end - begin, sums->stride[3], K(0.0));
     for (t->block = 0; t->block < t->c.blocks; t->block++) {
         XI(block) b = XI(make_block)(r, t, worker, false);
-        attn__lanes *lanes = b.w.lanes;
         XI(tiles) tiles;
         bool any_odd = XI(take_stats)(r, &b);
-        lanes->low = MAX(lanes->low, begin);
-        lanes->high = MIN(lanes->high, end);
-        lanes->keep_low = MAX(lanes->keep_low, begin);
-        lanes->keep_high = MIN(lanes->keep_high, end);
+        XI(clip_keys)(&b, begin, end);
         tiles = XI(cut_keys)(&b, r->p->tile.keys);
         for (int64_t a = 0; a < tiles.run[0].count + tiles.run[1].count; a++) {
             int64_t keys;

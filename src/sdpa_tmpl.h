@@ -401,6 +401,17 @@ static int64_t XI(tile_size)(const XI(block) * b, int64_t n, int64_t tile)
     return of < MIN_BLOCK_KEYS ? MIN(MIN_BLOCK_KEYS, tile) / of * of : of;
 }
 
+/* Only the keys [begin, end) of a block. */
+static void XI(clip_keys)(XI(block) * b, int64_t begin, int64_t end)
+{
+    attn__lanes *lanes = b->w.lanes;
+
+    lanes->low = MAX(lanes->low, begin);
+    lanes->high = MIN(lanes->high, end);
+    lanes->keep_low = MAX(lanes->keep_low, begin);
+    lanes->keep_high = MIN(lanes->keep_high, end);
+}
+
 /* tile: the most keys of one. */
 static XI(tiles) XI(cut_keys)(const XI(block) * b, int64_t tile)
 {
