@@ -3194,10 +3194,11 @@ static void test_sdpa_backward__gradients_have_memory_of_their_own(void **state)
                                         &c.s.prefix_lens};
             for (size_t m = 0; m < COUNT(arrays); m++)
                 *arrays[m] = take_apart(*arrays[m], 4 * sizeof(int64_t));
-            c.s.kv_segments = take_apart(c.s.kv_segments, 4 * B * TK);
-            c.s.slopes.data = take_apart(c.s.slopes.data, 4 * HQ);
-            c.s.sinks.data = take_apart(c.s.sinks.data, 4 * B * HQ);
-            c.s.blocks.data = take_apart(c.s.blocks.data, B * HQ * 2 * 3);
+            c.s.kv_segments = take_apart(c.s.kv_segments, (size_t)(4 * B * TK));
+            c.s.slopes.data = take_apart(c.s.slopes.data, (size_t)(4 * HQ));
+            c.s.sinks.data = take_apart(c.s.sinks.data, (size_t)(4 * B * HQ));
+            c.s.blocks.data =
+                take_apart(c.s.blocks.data, (size_t)(B * HQ * 2 * 3));
             c.s.p.q_lens = c.s.q_lens;
             c.s.p.kv_lens = c.s.kv_lens;
             c.s.p.kv_starts = c.s.kv_starts;
