@@ -22,7 +22,7 @@
 #include "draw.h"
 
 /* One call of so many is a large one. */
-enum { DEFAULT_COUNT = 4000, LARGE_EVERY = 24, MAX_THREADS = 3 };
+enum { DEFAULT_COUNT = 2500, LARGE_EVERY = 24, MAX_THREADS = 3 };
 
 static uint64_t from_environment(const char *name, uint64_t otherwise)
 {
