@@ -374,7 +374,7 @@ static bool wants_sums(const attn__backward *g)
 }
 
 /* A block has queries of one head, all blocks about as many; `splits` are the
- * parts of queries and keys, with as many blocks each. */
+ * parts of queries and keys, with about as many blocks each. */
 static cut cut_backward(const attn__sdpa *p, const attn__sequence *s)
 {
     int64_t lanes = lanes_of(p, s, 1);
@@ -401,14 +401,13 @@ typedef struct backward_part {
     task of;
     int64_t first_block, end_block;
     int64_t first_key, end_key;
-    bool is_last; /* no keys of the sequence follow */
 } backward_part;
 
 static backward_part find_part(const backward_run *r, int64_t index)
 {
     const attn__sdpa *p = &r->g->p;
     int64_t b = find_sequence(&r->r, index);
-    backward_part part = {{.split = 0}, 0, 0, 0, 0, false};
+    backward_part part = {.of = {.split = 0}};
     int64_t n, keys, queries, tiles, blocks;
 
     part.of.s = attn__sdpa_sequence(p, b, &part.of.q_row, &part.of.kv_row);
@@ -424,7 +423,6 @@ static backward_part find_part(const backward_run *r, int64_t index)
     tiles = attn__ceil_div(part.of.s.kv_len, p->tile.keys);
     part.first_key = tiles * keys / n * p->tile.keys;
     part.end_key = MIN(tiles * (keys + 1) / n * p->tile.keys, part.of.s.kv_len);
-    part.is_last = keys == n - 1;
     return part;
 }
 

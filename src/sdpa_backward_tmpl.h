@@ -405,7 +405,9 @@ static void XI(clear_rows)(const backward_run *r, const backward_part *t)
                                 t->of.g * p->group + h, t->of.q_row + first,
                                 t->of.q_row + end, K(0.0));
     }
-    end = t->is_last && !p->cu_k ? p->kv_len : t->end_key;
+    end = t->end_key;
+    if (end == t->of.s.kv_len && !p->cu_k)
+        end = p->kv_len;
     b = p->cu_k ? 0 : t->of.s.b;
     for (int a = 0; a < 2; a++)
         if (g->wants[keyed[a]] && !g->adds[keyed[a]] &&
