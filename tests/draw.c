@@ -936,3 +936,32 @@ void draw_describe(const drawn *d, char *text, size_t size)
     put_added(&w, d);
     put_outputs(&w, p);
 }
+
+/* ---- how to run what was drawn ---- */
+
+uint64_t draw_setting(const char *name, uint64_t otherwise)
+{
+    const char *text = getenv(name);
+    return text && *text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+static attn_context *contexts[DRAW_MAX_THREADS + 1];
+
+const attn_context *draw_context(int threads)
+{
+    if (threads > 0 && !contexts[threads]) {
+        attn_context_params p = ATTN_CONTEXT_PARAMS_INIT;
+        p.num_threads = threads;
+        if (attn_context_create(&contexts[threads], &p) != ATTN_OK)
+            abort();
+    }
+    return contexts[threads];
+}
+
+int draw_drop_contexts(void **state)
+{
+    (void)state;
+    for (int n = 0; n <= DRAW_MAX_THREADS; n++)
+        attn_context_destroy(contexts[n]);
+    return 0;
+}

@@ -44,6 +44,16 @@ typedef struct drawn {
     int64_t num_q_segments, num_kv_segments;
 } drawn;
 
+#define DRAW_MAX_THREADS 3
+
+/* A number that the environment may set: seed, first call, how many. */
+uint64_t draw_setting(const char *name, uint64_t otherwise);
+
+/* A context of so many threads, made at first need; NULL for 0. */
+const attn_context *draw_context(int threads);
+/* The teardown of a group of tests that used them. */
+int draw_drop_contexts(void **state);
+
 void draw_call(drawn *d, uint64_t seed, uint64_t index);
 /* One with more queries and keys than are computed at a time, but narrow. */
 void draw_large_call(drawn *d, uint64_t seed, uint64_t index);

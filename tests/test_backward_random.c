@@ -22,34 +22,7 @@
 #include "draw.h"
 
 /* One call of so many is a large one. */
-enum { DEFAULT_COUNT = 2500, LARGE_EVERY = 24, MAX_THREADS = 3 };
-
-static uint64_t from_environment(const char *name, uint64_t otherwise)
-{
-    const char *text = getenv(name);
-    return text && *text ? strtoull(text, NULL, 10) : otherwise;
-}
-
-/* One for every number of threads, made at first need. */
-static attn_context *contexts[MAX_THREADS + 1];
-
-static attn_context *context_for(int threads)
-{
-    if (threads > 0 && !contexts[threads]) {
-        attn_context_params p = ATTN_CONTEXT_PARAMS_INIT;
-        p.num_threads = threads;
-        assert_int_equal(attn_context_create(&contexts[threads], &p), ATTN_OK);
-    }
-    return contexts[threads];
-}
-
-static int destroy_contexts(void **state)
-{
-    (void)state;
-    for (int n = 0; n <= MAX_THREADS; n++)
-        attn_context_destroy(contexts[n]);
-    return 0;
-}
+enum { DEFAULT_COUNT = 2500, LARGE_EVERY = 24 };
 
 /* ---- drawing ---- */
 
@@ -350,7 +323,7 @@ static attn_status run_with_work(call *c, const attn_context *context)
 static attn_status run(call *c, int threads, int use_work)
 {
     const drawn *d = &c->d;
-    const attn_context *context = context_for(threads);
+    const attn_context *context = draw_context(threads);
     if (use_work)
         return run_with_work(c, context);
     return attn_sdpa_backward(context, &d->params, &d->q.view, &d->k.view,
@@ -437,7 +410,7 @@ static int64_t check_again(call *c)
         first[n] = tensor_copy(&g->t.view, g->t.view.dtype);
         tensor_assign(&g->t.view, &g->before.view);
     }
-    const int threads = c->d.threads == MAX_THREADS ? 1 : MAX_THREADS;
+    const int threads = c->d.threads == DRAW_MAX_THREADS ? 1 : DRAW_MAX_THREADS;
     if (run(c, threads, !c->d.use_work) != ATTN_OK) {
         print_error("%s; %s\n", attn_last_error(), c->context);
         wrong++;
@@ -537,9 +510,9 @@ static void report(uint64_t calls)
 static void test_sdpa_backward__random_calls_agree_with_oracle(void **state)
 {
     (void)state;
-    const uint64_t seed = from_environment("ATTN_TEST_SEED", 1);
-    const uint64_t first = from_environment("ATTN_TEST_FIRST", 0);
-    const uint64_t count = from_environment("ATTN_TEST_COUNT", DEFAULT_COUNT);
+    const uint64_t seed = draw_setting("ATTN_TEST_SEED", 1);
+    const uint64_t first = draw_setting("ATTN_TEST_FIRST", 0);
+    const uint64_t count = draw_setting("ATTN_TEST_COUNT", DEFAULT_COUNT);
     uint64_t failed = 0, calls = 0;
     for (uint64_t n = first; n < first + count && failed < 5; n++) {
         const int64_t wrong = try_call(seed, n);
@@ -555,5 +528,5 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sdpa_backward__random_calls_agree_with_oracle)};
-    return cmocka_run_group_tests(tests, NULL, destroy_contexts);
+    return cmocka_run_group_tests(tests, NULL, draw_drop_contexts);
 }

@@ -12,6 +12,7 @@
 #include "kit.h"
 
 #include "compare.h"
+#include "draw.h"
 #include "guard.h"
 #include "tensors.h"
 
@@ -867,18 +868,12 @@ static void run_history(uint64_t seed, uint64_t index)
     end(&m);
 }
 
-static uint64_t from_environment(const char *name, uint64_t usual)
-{
-    const char *text = getenv(name);
-    return text != NULL ? strtoull(text, NULL, 10) : usual;
-}
-
 static void test_kv_cache__random_histories_are_those_of_arrays(void **state)
 {
     (void)state;
-    const uint64_t seed = from_environment("ATTN_TEST_SEED", 1);
-    const uint64_t first = from_environment("ATTN_TEST_FIRST", 0);
-    const uint64_t count = from_environment("ATTN_TEST_COUNT", 600);
+    const uint64_t seed = draw_setting("ATTN_TEST_SEED", 1);
+    const uint64_t first = draw_setting("ATTN_TEST_FIRST", 0);
+    const uint64_t count = draw_setting("ATTN_TEST_COUNT", 600);
     for (uint64_t n = 0; n < count; n++)
         run_history(seed, first + n);
 }

@@ -20,34 +20,7 @@
 #include "compare.h"
 #include "draw.h"
 
-enum { DEFAULT_COUNT = 8000, MAX_THREADS = 3 };
-
-static uint64_t from_environment(const char *name, uint64_t otherwise)
-{
-    const char *text = getenv(name);
-    return text && *text ? strtoull(text, NULL, 10) : otherwise;
-}
-
-/* One for every number of threads, made at first need. */
-static attn_context *contexts[MAX_THREADS + 1];
-
-static attn_context *context_for(int threads)
-{
-    if (threads > 0 && !contexts[threads]) {
-        attn_context_params p = ATTN_CONTEXT_PARAMS_INIT;
-        p.num_threads = threads;
-        assert_int_equal(attn_context_create(&contexts[threads], &p), ATTN_OK);
-    }
-    return contexts[threads];
-}
-
-static int destroy_contexts(void **state)
-{
-    (void)state;
-    for (int n = 0; n <= MAX_THREADS; n++)
-        attn_context_destroy(contexts[n]);
-    return 0;
-}
+enum { DEFAULT_COUNT = 8000 };
 
 /* The call with scratch memory of exactly the size that was asked for. */
 static attn_status run_with_work(drawn *d, const attn_context *context)
@@ -72,7 +45,7 @@ static attn_status run_with_work(drawn *d, const attn_context *context)
 
 static attn_status run(drawn *d)
 {
-    const attn_context *context = context_for(d->threads);
+    const attn_context *context = draw_context(d->threads);
     if (d->use_work)
         return run_with_work(d, context);
     return attn_sdpa(context, &d->params, &d->q.view, &d->k.view, &d->v.view,
@@ -189,9 +162,9 @@ static int64_t check_call(drawn *d, const char *context)
 static void test_sdpa__random_calls_agree_with_oracle(void **state)
 {
     (void)state;
-    const uint64_t seed = from_environment("ATTN_TEST_SEED", 1);
-    const uint64_t first = from_environment("ATTN_TEST_FIRST", 0);
-    const uint64_t count = from_environment("ATTN_TEST_COUNT", DEFAULT_COUNT);
+    const uint64_t seed = draw_setting("ATTN_TEST_SEED", 1);
+    const uint64_t first = draw_setting("ATTN_TEST_FIRST", 0);
+    const uint64_t count = draw_setting("ATTN_TEST_COUNT", DEFAULT_COUNT);
     uint64_t failed = 0;
     for (uint64_t n = first; n < first + count && failed < 5; n++) {
         char context[4096];
@@ -260,5 +233,5 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_entropy__after_a_tile_of_the_lowest_bias),
         cmocka_unit_test(test_sdpa__random_calls_agree_with_oracle)};
-    return cmocka_run_group_tests(tests, NULL, destroy_contexts);
+    return cmocka_run_group_tests(tests, NULL, draw_drop_contexts);
 }
