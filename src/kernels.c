@@ -82,6 +82,32 @@ static inline float from_f16(uint16_t x)
     1.5252727385193868197e-5, 0.0001540353044157213033,                        \
     0.0013333558153439964747, 0.0096181291076070023796,                        \
     0.055504108664790394552, 0.24022650695910098007, 0.69314718055994569675
+/*
+ * With the powers 2^(i/STEPS) in a table |f| <= 1/(2 STEPS) is left, and q of
+ * degree 2 (1.6e-9) or 6 (2.8e-18). The table has their bits less those that
+ * adding 2^FRACTION_BITS i/STEPS makes, and what is missing of the numbers they
+ * are, relative to them.
+ */
+#define STEP_POLY_f32 0.0555021363903f, 0.24023428805f, 0.693147182667f
+#define STEP_POLY_f64                                                          \
+    1.5251844150118251504e-5, 0.00015404521962683275005,                       \
+    0.0013333558238962766852, 0.0096181290851777503087,                        \
+    0.055504108664802350856, 0.24022650695911516188, 0.69314718055994531811
+#define STEP_BITS_f32                                                          \
+    0, -152893, -289342, -408621, -509968, -592590, -655657, -698305, -719629, \
+    -718684, -694486, -646004, -572163, -471841, -343865, -187011
+#define STEP_REST_f32                                                          \
+    0.0f, 4.62854708e-8f, -1.19921571e-8f, 4.72978236e-8f, 3.19341809e-8f,     \
+    3.62105731e-8f, -3.09907208e-8f, -7.47521317e-9f, 1.71142713e-8f,          \
+    -3.04768342e-8f, 5.23333425e-9f, 6.10759162e-9f, -1.47196054e-8f,          \
+    -5.25879512e-9f, -6.12825982e-9f, 5.14060921e-9f
+#define STEP_BITS_f64                                                          \
+    0, -0x8d47c382ae85, -0xf901f5ce48eb, -0x140252ac9d5d9, -0x15f619980c433,   \
+    -0x1531abdd55f25, -0x1176066a52c53, -0xa7e723045b79
+#define STEP_REST_f64                                                          \
+    0.0, -2.7939114859515731e-17, 3.3484623336251524e-17,                      \
+    1.9572585293112037e-17, -6.8358086576619225e-17, 5.1548301170786786e-17,   \
+    4.8751605262270616e-17, 1.7901269076045133e-17
 /* Adding 1.5 * 2^FRACTION_BITS rounds to an integer and leaves it in the low
  * bits; the exponent's bias is added along the way. */
 #define MAGIC_f32 0x1.8p23f
@@ -95,9 +121,6 @@ static inline float from_f16(uint16_t x)
 #define LOG2E_HI_f64 1.4426950408889634
 #define LOG2E_LO_f32 1.9259629911266175e-8f
 #define LOG2E_LO_f64 2.0355273740931032e-17
-/* -(BIAS + 1) ln 2, below which e^x is taken as 0. */
-#define LOWEST_E_f32 (-88.722839f)
-#define LOWEST_E_f64 (-709.782712893384)
 
 /*
  * tanh y = y P(y^2) / Q(y^2) up to TANH_END, by minimax quotients of degrees 9
@@ -207,6 +230,7 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
 #define IOTA IOTA4
 #define EVEN EVEN4
 #define ODD ODD4
+#define STEPS 1
 #define V_MAX(a, b) GENERIC_MAX(a, b)
 #define V_MIN(a, b) GENERIC_MIN(a, b)
 #define V_BITS(c) GENERIC_BITS(c)
@@ -221,6 +245,7 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
 #define ZIP_LO ZIP2_LO
 #define ZIP_HI ZIP2_HI
 #define IOTA IOTA2
+#define STEPS 1
 #define V_MAX(a, b) GENERIC_MAX(a, b)
 #define V_MIN(a, b) GENERIC_MIN(a, b)
 #define V_BITS(c) GENERIC_BITS(c)
@@ -257,6 +282,7 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
 #define ODD ODD8
 #define V_BITS(c) _mm256_movemask_ps((__m256)(c))
 #define V_KEEP(v, bits) GENERIC_KEEP(v, bits)
+#define STEPS 1
 #define V_MAX(a, b) ((V)_mm256_max_ps((__m256)(a), (__m256)(b)))
 #define V_MIN(a, b) ((V)_mm256_min_ps((__m256)(a), (__m256)(b)))
 #define V_FMA(a, b, c) \
@@ -278,6 +304,7 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
 #define IOTA IOTA4
 #define V_BITS(c) _mm256_movemask_pd((__m256d)(c))
 #define V_KEEP(v, bits) GENERIC_KEEP(v, bits)
+#define STEPS 1
 #define V_MAX(a, b) ((V)_mm256_max_pd((__m256d)(a), (__m256d)(b)))
 #define V_MIN(a, b) ((V)_mm256_min_pd((__m256d)(a), (__m256d)(b)))
 #define V_FMA(a, b, c) \
@@ -310,6 +337,16 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
 #define V_KEEP(v, bits)                                                 \
     ((V)_mm512_mask_mov_ps((__m512)SPLAT(R_NEG_INF), (__mmask16)(bits), \
                            (__m512)(v)))
+#define STEPS 16
+#define STEP_SHIFT 19
+#define V_LOOK_UP(table, t) \
+    ((V)_mm512_permutexvar_ps((__m512i)(t), (__m512)(table)))
+#define V_LOOK_UP_BITS(table, t) \
+    ((VI)_mm512_permutexvar_epi32((__m512i)(t), (__m512i)(table)))
+#define V_FMA_ABOVE(x, low, a, b, c)                                 \
+    ((V)_mm512_maskz_fmadd_ps(                                       \
+        _mm512_cmp_ps_mask((__m512)(x), (__m512)(low), _CMP_NLE_UQ), \
+        (__m512)(a), (__m512)(b), (__m512)(c)))
 #define V_MAX(a, b) ((V)_mm512_max_ps((__m512)(a), (__m512)(b)))
 #define V_MIN(a, b) ((V)_mm512_min_ps((__m512)(a), (__m512)(b)))
 #define V_FMA(a, b, c) \
@@ -330,6 +367,16 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
 #define V_KEEP(v, bits)                                                 \
     ((V)_mm512_mask_mov_pd((__m512d)SPLAT(R_NEG_INF), (__mmask8)(bits), \
                            (__m512d)(v)))
+#define STEPS 8
+#define STEP_SHIFT 49
+#define V_LOOK_UP(table, t) \
+    ((V)_mm512_permutexvar_pd((__m512i)(t), (__m512d)(table)))
+#define V_LOOK_UP_BITS(table, t) \
+    ((VI)_mm512_permutexvar_epi64((__m512i)(t), (__m512i)(table)))
+#define V_FMA_ABOVE(x, low, a, b, c)                                   \
+    ((V)_mm512_maskz_fmadd_pd(                                         \
+        _mm512_cmp_pd_mask((__m512d)(x), (__m512d)(low), _CMP_NLE_UQ), \
+        (__m512d)(a), (__m512d)(b), (__m512d)(c)))
 #define V_MAX(a, b) ((V)_mm512_max_pd((__m512d)(a), (__m512d)(b)))
 #define V_MIN(a, b) ((V)_mm512_min_pd((__m512d)(a), (__m512d)(b)))
 #define V_FMA(a, b, c) \

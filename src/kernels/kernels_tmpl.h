@@ -7,12 +7,16 @@
  *                  of whole halves
  *   V_MAX V_MIN V_FMA    on vectors; of NaN and another, the second
  *   V_BITS V_KEEP  a bit per lane from a condition; -inf where a bit is 0
- *   V_FROM_F16 V_FROM_BF16   a vector of 16-bit numbers at any even address;
- *                  bound for float only, as are
- *   EVEN ODD       index lists: every other lane of two vectors
- *   BYTE_STEP NONZERO_BYTES   a bit per byte, so many at a time
- * and this file forgets SUFFIX, ZIP_*, INNER_*, HALF_*, IOTA, EVEN, ODD and V_*
- * at its end.
+ *   STEPS          of an exponential's table between two powers of two, or 1:
+ *                  none. Else also STEP_SHIFT, the bits that n + BIAS is to be
+ *                  shifted by behind that of them;
+ *   V_LOOK_UP V_LOOK_UP_BITS   number, or bits, of a table of VL by the low
+ * bits of a vector; and V_FMA_ABOVE(x, low, a, b, c)   V_FMA where not x <=
+ * low, else 0 V_FROM_F16 V_FROM_BF16   a vector of 16-bit numbers at any even
+ * address; bound for float only, as are EVEN ODD       index lists: every other
+ * lane of two vectors BYTE_STEP NONZERO_BYTES   a bit per byte, so many at a
+ * time and this file forgets SUFFIX, ZIP_*, INNER_*, HALF_*, IOTA, EVEN, ODD,
+ * STEP* and V_* at its end.
  */
 #define PASTE3(a, b, c) a##_##b##_##c
 #define NAME3(a, b, c) PASTE3(a, b, c)
@@ -42,14 +46,46 @@ typedef V N(unaligned) __attribute__((aligned(sizeof(R)), may_alias));
 #define CONST2(name, suffix) CONST_OF(name, suffix)
 #define CONST(name) CONST2(name, SUFFIX)
 
+/* Added, rounds to a multiple of 1/STEPS and leaves it, biased, in the low
+ * bits. */
+#define ROUNDER SPLAT(CONST(MAGIC) / (R)STEPS + CONST(BIAS))
+
+#if STEPS > 1
+/*
+ * 2^(n + i/STEPS + f), with n + BIAS and i in the low bits of t: the number for
+ * i is looked up, and n added to its exponent. What its rounding left out joins
+ * the polynomial, so that rounding the sum decides. 0 where x is not above the
+ * lowest, whatever became of t and f; NaN is above.
+ */
+TARGET ALWAYS_INLINE V N(power)(V f, V t, V x, V lowest)
+{
+    static const R c[] = {CONST(STEP_POLY)};
+    const int terms = (int)(sizeof c / sizeof c[0]);
+    VI w = V_LOOK_UP_BITS(((VI){CONST(STEP_BITS)}), t);
+    V r = SPLAT(c[0]);
+
+    UNROLL
+    for (int i = 1; i < terms; i++)
+        r = V_FMA(r, f, SPLAT(c[i]));
+    r = V_FMA(r, f, V_LOOK_UP(((V){CONST(STEP_REST)}), t));
+    w += (VI)t << STEP_SHIFT;
+    return V_FMA_ABOVE(x, lowest, (V)w, r, (V)w);
+}
+
+/* What is not above it has the weight 0: exponents below are not normal. */
+#define LOWEST (CONST(BIAS) - K(1.0))
+#define HELD(x, lowest) (x)
+#define HELD_ROUNDED(t) (t)
+#else
 /* The polynomial at f, times 2^n with n + bias in the low bits of t. An
  * n of -bias makes the factor 0: that is how -inf becomes exactly 0. */
-TARGET static inline V N(exp2_parts)(V f, V t)
+TARGET ALWAYS_INLINE V N(power)(V f, V t, V x, V lowest)
 {
     static const R c[] = {CONST(POLY)};
     const int terms = (int)(sizeof c / sizeof c[0]);
     V p = SPLAT(c[0]);
 
+    (void)x, (void)lowest;
     UNROLL
     for (int i = 1; i < terms; i++)
         p = V_FMA(p, f, SPLAT(c[i]));
@@ -57,44 +93,41 @@ TARGET static inline V N(exp2_parts)(V f, V t)
     return p * (V)((VI)t << CONST(FRACTION_BITS));
 }
 
-/*
- * 2^(unit x) for unit x <= 127 or so; NaN stays NaN, as clamps return it. The
- * product is rounded to the integer and taken off in fused steps. x stops below
- * where the exponent would, and the exponent at -BIAS, which makes the factor
- * 0: so -inf gives 0 in every rounding mode.
- */
+/* x stops below where the exponent would, and the exponent at -BIAS, which
+ * makes the factor 0: so -inf gives 0 in every rounding mode. NaN stays NaN. */
+#define LOWEST (CONST(BIAS) + K(1.0))
+#define HELD(x, lowest) V_MAX(lowest, x)
+#define HELD_ROUNDED(t) V_MAX(SPLAT(CONST(MAGIC)), t)
+#endif
+
 TARGET ALWAYS_INLINE V N(lowest)(R unit)
 {
-    return SPLAT(unit > K(0.0) ? -(CONST(BIAS) + K(1.0)) / unit
-                               : CONST(LOWEST_E));
+    return SPLAT(-LOWEST / (unit > K(0.0) ? unit : CONST(LOG2E_HI)));
 }
 
+/* 2^(unit x) for unit x <= 127 or so. The product is rounded and taken off in
+ * fused steps. */
 TARGET static inline V N(exp2)(V x, R unit)
 {
-    const V magic = SPLAT(CONST(MAGIC) + CONST(BIAS));
-    V t, f;
+    V low = N(lowest)(unit), held = HELD(x, low);
+    V t = HELD_ROUNDED(V_FMA(held, SPLAT(unit), ROUNDER));
 
-    x = V_MAX(N(lowest)(unit), x);
-    t = V_FMA(x, SPLAT(unit), magic);
-    t = V_MAX(SPLAT(CONST(MAGIC)), t);
-    f = V_FMA(x, SPLAT(unit), magic - t);
-    return N(exp2_parts)(f, t);
+    return N(power)(V_FMA(held, SPLAT(unit), ROUNDER - t), t, x, low);
 }
 
 /* e^x: x log2(e) - n in two fused steps, so that the rounding of the product
  * does not grow with |x|. */
 TARGET static inline V N(expe)(V x)
 {
-    const V magic = SPLAT(CONST(MAGIC) + CONST(BIAS));
-    V t, f;
+    V low = N(lowest)(K(0.0)), held = HELD(x, low);
+    V t = HELD_ROUNDED(V_FMA(held, SPLAT(CONST(LOG2E_HI)), ROUNDER));
+    V f = V_FMA(held, SPLAT(CONST(LOG2E_HI)), ROUNDER - t);
 
-    x = V_MAX(N(lowest)(K(0.0)), x);
-    t = V_FMA(x, SPLAT(CONST(LOG2E_HI)), magic);
-    t = V_MAX(SPLAT(CONST(MAGIC)), t);
-    f = V_FMA(x, SPLAT(CONST(LOG2E_HI)), magic - t);
-    f = V_FMA(x, SPLAT(CONST(LOG2E_LO)), f);
-    return N(exp2_parts)(f, t);
+    return N(power)(V_FMA(held, SPLAT(CONST(LOG2E_LO)), f), t, x, low);
 }
+
+#undef HELD
+#undef HELD_ROUNDED
 
 /* Bit i = (lane i of the condition is set). */
 TARGET static inline unsigned N(bits_of)(VI condition)
@@ -633,10 +666,16 @@ TARGET static void N(exp)(R *s, int64_t ld, int64_t keys, int64_t lanes,
     }
 }
 
-/* Scores up to here have a weight that is a number, as they have below 0. */
-TARGET ALWAYS_INLINE V N(highest)(R unit)
+/* The weight of any score; +inf from about the largest number on. */
+TARGET ALWAYS_INLINE V N(any_weight)(V x, R unit)
 {
-    return -N(lowest)(unit);
+    const V high = -N(lowest)(unit);
+
+    /* There the factor is +inf, or the table has come to its end. */
+    x = V_MIN(high, x);
+    return STEPS == 1
+               ? N(weight)(x, unit)
+               : SELECT(x == high, -SPLAT(R_NEG_INF), N(weight)(x, unit));
 }
 
 /* One column of the gradients of a tile. words is a constant NULL or not. */
@@ -645,12 +684,9 @@ TARGET ALWAYS_INLINE void N(gradient_column)(R *s, R *d, int64_t ld,
                                              V delta, const uint64_t *words,
                                              int first)
 {
-    const V high = N(highest)(unit);
-
     UNROLL_BY_4
     for (int64_t j = 0; j < keys; j++, s += ld, d += ld) {
-        V x = V_MIN(high, N(score)(s, words, j, first) - m - low);
-        V p = N(weight)(x, unit);
+        V p = N(any_weight)(N(score)(s, words, j, first) - m - low, unit);
         V z = p * (LOAD(d) - delta);
         if (words) {
             V hidden = V_KEEP((V){0}, words[j * ATTN__LANE_WORDS] >> first &
@@ -1016,6 +1052,8 @@ static const TABLE(SUFFIX) N(kernels) = {N(pack),
 #undef SPLAT
 #undef SELECT
 #undef SLACK
+#undef ROUNDER
+#undef LOWEST
 
 #undef EACH_STORED
 #undef PAIRED
@@ -1038,5 +1076,10 @@ static const TABLE(SUFFIX) N(kernels) = {N(pack),
 #undef V_KEEP
 #undef V_BITS
 #undef V_FMA
+#undef STEPS
+#undef STEP_SHIFT
+#undef V_LOOK_UP
+#undef V_LOOK_UP_BITS
+#undef V_FMA_ABOVE
 #undef V_FROM_F16
 #undef V_FROM_BF16
