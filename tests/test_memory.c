@@ -626,6 +626,56 @@ static void test_sdpa_backward_work__never_allocates(void **state)
     work_equals_plain(backward_work_run, &operations[3]);
 }
 
+/* Gradients of heads of this width without a byte being asked for. Some BLAS
+ * kernels take memory for columns that do not fill a vector, and end the
+ * process where there is none: no width may meet one. */
+static void backward_of_width(attn_dtype dtype, int64_t width)
+{
+    attn_tensor t[8];
+    attn_sdpa_params p;
+    attn_sdpa_gradients g;
+    size_t bytes;
+    size_t alignment;
+    for (int n = 0; n < 7; n++)
+        t[n] = kit_make(dtype, 1, 1, 40, width);
+    t[7] = kit_make(dtype, 1, 1, 40, 1);
+    attn_sdpa_params_init(&p);
+    p.lse = &t[7];
+    attn_sdpa_gradients_init(&g);
+    g.d_q = &t[4];
+    g.d_k = &t[5];
+    g.d_v = &t[6];
+    /* Twice: a BLAS may get buffers that it keeps. */
+    for (int time = 0; time < 2; time++) {
+        assert_int_equal(attn_sdpa(NULL, &p, &t[0], &t[1], &t[2], &t[3]),
+                         ATTN_OK);
+        assert_int_equal(attn_sdpa_backward_workspace(NULL, &p, &t[0], &t[1],
+                                                      &t[2], &t[3], &t[0], &g,
+                                                      &bytes, &alignment),
+                         ATTN_OK);
+        void *work = make_work(bytes, alignment);
+        arm(0, false);
+        const attn_status status = attn_sdpa_backward_work(
+            NULL, &p, &t[0], &t[1], &t[2], &t[3], &t[0], &g, work, bytes);
+        const long tried = disarm();
+        assert_int_equal(status, ATTN_OK);
+        if (time == 1 && tried != 0)
+            fail_msg("width %lld: %ld attempts", (long long)width, tried);
+        free(work);
+    }
+    for (int n = 0; n < 8; n++)
+        kit_drop(&t[n]);
+}
+
+static void test_sdpa_backward_work__never_allocates_at_any_width(void **state)
+{
+    (void)state;
+    for (int64_t width = 1; width <= 52; width++) {
+        backward_of_width(ATTN_F32, width);
+        backward_of_width(ATTN_F64, width);
+    }
+}
+
 /* ---- the query ---- */
 
 struct problem {
@@ -991,6 +1041,7 @@ int main(void)
         cmocka_unit_test(test_sdpa_work__never_allocates),
         cmocka_unit_test(test_mha_work__never_allocates),
         cmocka_unit_test(test_sdpa_backward_work__never_allocates),
+        cmocka_unit_test(test_sdpa_backward_work__never_allocates_at_any_width),
         cmocka_unit_test(
             test_sdpa_backward_workspace__is_enough_for_smaller_problems),
         cmocka_unit_test(
