@@ -438,24 +438,16 @@ static void ranges_by_key(attn__tile_bits *bits, const attn__lanes *lanes,
     }
 }
 
-/* All keys of a tile, by words. */
-static void full_bits(uint64_t full[ATTN__KEY_WORDS], int64_t keys)
-{
-    for (int64_t w = 0; w < ATTN__KEY_WORDS; w++)
-        full[w] = interval_bits(0, keys, 64 * w);
-}
-
 /* Bits of the rules without memory. */
 static void range_bits(attn__tile_bits *bits, const attn__lanes *lanes,
-                       int64_t key, int64_t num_words,
-                       const uint64_t full[ATTN__KEY_WORDS])
+                       int64_t key, int64_t keys)
 {
     for (int64_t l = 0; l < lanes->n; l++) {
         const attn__range *r = &lanes->range[l];
         uint64_t *words = bits->by_lane[l];
-        for (int64_t w = 0; w < num_words; w++)
-            words[w] = full[w];
-        for (int64_t w = 0; lanes->bounded && w < num_words; w++) {
+        for (int64_t w = 0; 64 * w < keys; w++)
+            words[w] = interval_bits(0, keys, 64 * w);
+        for (int64_t w = 0; lanes->bounded && 64 * w < keys; w++) {
             int64_t first = key + 64 * w;
             if (first >= r->low && first + 64 <= r->high)
                 continue; /* all of them */
@@ -465,20 +457,60 @@ static void range_bits(attn__tile_bits *bits, const attn__lanes *lanes,
     }
 }
 
-static attn__tile_state state_of(const attn__tile_bits *bits, int64_t lanes,
-                                 int64_t num_words,
-                                 const uint64_t full[ATTN__KEY_WORDS])
-{
-    uint64_t any = 0, missing = 0;
+/* What all lanes of a tile, and what any of them, see. */
+typedef struct tile_hull {
+    uint64_t all[ATTN__KEY_WORDS], any[ATTN__KEY_WORDS];
+} tile_hull;
 
-    for (int64_t l = 0; l < lanes; l++)
-        for (int64_t w = 0; w < num_words; w++) {
+static attn__tile_state state_of(const attn__tile_bits *bits, int64_t lanes,
+                                 int64_t keys, tile_hull *hull)
+{
+    uint64_t visible = 0, missing = 0;
+
+    for (int64_t w = 0; 64 * w < keys; w++) {
+        uint64_t any = 0, all = interval_bits(0, keys, 64 * w), full = all;
+        for (int64_t l = 0; l < lanes; l++) {
             any |= bits->by_lane[l][w];
-            missing |= bits->by_lane[l][w] ^ full[w];
+            all &= bits->by_lane[l][w];
         }
-    if (!any)
+        visible |= any;
+        missing |= all ^ full;
+        hull->any[w] = any;
+        hull->all[w] = all;
+    }
+    if (!visible)
         return ATTN__TILE_EMPTY;
     return missing ? ATTN__TILE_MIXED : ATTN__TILE_FULL;
+}
+
+/* Bits by lane, and what they come to. */
+static attn__tile_state
+bits_by_lane(attn__tile_bits *bits, const attn__visibility *v,
+             const attn__sequence *s, const attn__lanes *lanes, int64_t key,
+             int64_t keys, attn_dtype dtype, tile_hull *hull)
+{
+    bool inside = key >= lanes->all_low && key + keys <= lanes->all_high;
+
+    ASSERT(keys > 0 && keys <= ATTN__MAX_KEYS);
+    if (inside && !attn__has_elements(v))
+        return ATTN__TILE_FULL;
+    range_bits(bits, lanes, key, keys);
+    if (v->segments)
+        and_segments(bits, s, lanes, key, keys);
+    if (v->blocks.block_k > 0)
+        and_blocks(bits, &v->blocks, s, lanes, key, keys);
+    for (int32_t m = 0; m < v->num_masks; m++)
+        and_mask(bits, &v->masks[m], s, lanes, key, keys, dtype);
+    return state_of(bits, lanes->n, keys, hull);
+}
+
+static void fill_by_key(attn__tile_bits *bits, const attn__visibility *v,
+                        const attn__lanes *lanes, int64_t key, int64_t keys)
+{
+    if (keys <= FEW_KEYS && !attn__has_elements(v))
+        ranges_by_key(bits, lanes, key, keys);
+    else
+        bits_by_key(bits, lanes->n, keys);
 }
 
 attn__tile_state attn__tile_visibility(attn__tile_bits *bits,
@@ -487,27 +519,46 @@ attn__tile_state attn__tile_visibility(attn__tile_bits *bits,
                                        const attn__lanes *lanes, int64_t key,
                                        int64_t keys, attn_dtype dtype)
 {
-    bool inside = key >= lanes->all_low && key + keys <= lanes->all_high;
-    int64_t num_words = attn__ceil_div(keys, 64);
-    uint64_t full[ATTN__KEY_WORDS];
-    attn__tile_state state;
+    tile_hull hull;
+    attn__tile_state state =
+        bits_by_lane(bits, v, s, lanes, key, keys, dtype, &hull);
 
-    ASSERT(keys > 0 && keys <= ATTN__MAX_KEYS);
-    if (inside && !attn__has_elements(v))
+    if (state == ATTN__TILE_MIXED)
+        fill_by_key(bits, v, lanes, key, keys);
+    return state;
+}
+
+attn__tile_state attn__tile_trimmed(attn__tile_bits *bits,
+                                    const attn__visibility *v,
+                                    const attn__sequence *s,
+                                    const attn__lanes *lanes, int64_t *key,
+                                    int64_t *keys, attn_dtype dtype)
+{
+    tile_hull hull;
+    attn__tile_state state =
+        bits_by_lane(bits, v, s, lanes, *key, *keys, dtype, &hull);
+    int64_t first = 0, end = *keys;
+    bool same = true;
+
+    if (state != ATTN__TILE_MIXED)
+        return state;
+    while (!(hull.any[first / 64] >> first % 64 & 1))
+        first++;
+    while (!(hull.any[(end - 1) / 64] >> (end - 1) % 64 & 1))
+        end--;
+    for (int64_t w = 0; 64 * w < *keys; w++)
+        same &= hull.all[w] == interval_bits(first, end, 64 * w);
+    if (same) {
+        *key += first;
+        *keys = end - first;
+        for (int64_t l = 0; l < lanes->n; l++)
+            for (int64_t w = 0; 64 * w < *keys; w++)
+                bits->by_lane[l][w] = interval_bits(0, *keys, 64 * w);
         return ATTN__TILE_FULL;
-    full_bits(full, keys);
-    range_bits(bits, lanes, key, num_words, full);
-    if (v->segments)
-        and_segments(bits, s, lanes, key, keys);
-    if (v->blocks.block_k > 0)
-        and_blocks(bits, &v->blocks, s, lanes, key, keys);
-    for (int32_t m = 0; m < v->num_masks; m++)
-        and_mask(bits, &v->masks[m], s, lanes, key, keys, dtype);
-    state = state_of(bits, lanes->n, num_words, full);
-    if (state == ATTN__TILE_MIXED && keys <= FEW_KEYS && !attn__has_elements(v))
-        ranges_by_key(bits, lanes, key, keys);
-    else if (state == ATTN__TILE_MIXED)
-        bits_by_key(bits, lanes->n, keys);
+    }
+    /* Bits begin with the tile, so that only its end can be cut off. */
+    *keys = end;
+    fill_by_key(bits, v, lanes, *key, end);
     return state;
 }
 

@@ -98,6 +98,14 @@ attn__tile_state attn__tile_visibility(attn__tile_bits *bits,
                                        const attn__lanes *lanes, int64_t key,
                                        int64_t keys, attn_dtype dtype);
 
+/* The same, less keys at both ends that no lane sees if all lanes see the keys
+ * between, so that the state is FULL; else less those at the end. */
+attn__tile_state attn__tile_trimmed(attn__tile_bits *bits,
+                                    const attn__visibility *v,
+                                    const attn__sequence *s,
+                                    const attn__lanes *lanes, int64_t *key,
+                                    int64_t *keys, attn_dtype dtype);
+
 /* Adds the ADD masks to the scores of a tile, stored by key. gather has room
  * for as many elements as the tile: rows of masks whose keys are not adjacent.
  * What is hidden is left to the softmax, which takes bits->by_key.

@@ -235,16 +235,17 @@ static void XI(bend_of_tile)(XI(slope) * x, int64_t keys)
     }
 }
 
-/* Weights and dz of a tile, in s and dp; what is hidden is 0 in both. */
-static attn__tile_state XI(tile_slopes)(XI(slope) * x, int64_t key,
-                                        int64_t keys)
+/* Weights and dz of a tile, in s and dp, 0 in both where hidden; keys that none
+ * sees may be cut off from it. */
+static attn__tile_state XI(tile_slopes)(XI(slope) * x, int64_t *first,
+                                        int64_t *count)
 {
     XI(block) *b = &x->b;
     const attn__sdpa *p = b->p;
-    attn__tile_state state = attn__tile_visibility(
-        b->w.bits, &p->visibility, &b->t->s, b->w.lanes, key, keys, R_DTYPE);
+    attn__tile_state state = attn__tile_trimmed(
+        b->w.bits, &p->visibility, &b->t->s, b->w.lanes, first, count, R_DTYPE);
+    int64_t key = *first, keys = *count, ldv;
     const R *v;
-    int64_t ldv;
 
     if (state == ATTN__TILE_EMPTY)
         return state;
@@ -441,7 +442,7 @@ static void XI(backward_task)(void *data, int64_t index, int32_t worker)
             for (int64_t i = 0; i < count; i++) {
                 int64_t keys;
                 int64_t key = XI(tile_keys)(&tiles, i, &keys);
-                attn__tile_state state = XI(tile_slopes)(&x, key, keys);
+                attn__tile_state state = XI(tile_slopes)(&x, &key, &keys);
                 if (state != ATTN__TILE_EMPTY)
                     (void)XI(add_tile)(&x, state, key, keys);
             }
@@ -538,7 +539,7 @@ static void XI(head_task)(void *data, int64_t index, int32_t worker)
         for (int64_t i = 0; tiled && i < count; i++) {
             int64_t keys;
             int64_t key = XI(tile_keys)(&tiles, i, &keys);
-            attn__tile_state state = XI(tile_slopes)(&x, key, keys);
+            attn__tile_state state = XI(tile_slopes)(&x, &key, &keys);
             if (state == ATTN__TILE_EMPTY)
                 continue;
             if (g->wants[ATTN__D_ALIBI])
@@ -640,7 +641,7 @@ static void XI(mask_task)(void *data, int64_t index, int32_t worker)
                 for (int64_t n = 0; n < count; n++) {
                     int64_t keys;
                     int64_t key = XI(tile_keys)(&tiles, n, &keys);
-                    if (XI(tile_slopes)(&x, key, keys) == ATTN__TILE_EMPTY)
+                    if (XI(tile_slopes)(&x, &key, &keys) == ATTN__TILE_EMPTY)
                         continue;
                     for (int64_t j = 0; j < keys; j++) {
                         const R *dz = x.w.dp + j * x.b.padded;

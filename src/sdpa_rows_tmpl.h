@@ -172,8 +172,8 @@ static void XI(attend_by_rows)(XI(block) * b, const XI(tiles) * tiles,
         int64_t keys;
         int64_t key = XI(tile_keys)(tiles, index, &keys);
         attn__tile_state state =
-            attn__tile_visibility(b->w.bits, &p->visibility, &b->t->s,
-                                  b->w.lanes, key, keys, R_DTYPE);
+            attn__tile_trimmed(b->w.bits, &p->visibility, &b->t->s, b->w.lanes,
+                               &key, &keys, R_DTYPE);
         if (state == ATTN__TILE_EMPTY)
             continue;
         XI(scores_by_rows)(b, key, keys);

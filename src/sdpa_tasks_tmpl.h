@@ -224,10 +224,12 @@ static bool XI(take_stats)(const run *r, XI(block) * b)
 static attn__tile_state XI(tile_weights)(XI(block) * b, int64_t key,
                                          int64_t keys, bool any_odd)
 {
-    attn__tile_state state = XI(tile_scores)(b, key, keys);
+    attn__tile_state state = attn__tile_visibility(
+        b->w.bits, &b->p->visibility, &b->t->s, b->w.lanes, key, keys, R_DTYPE);
 
     if (state == ATTN__TILE_EMPTY)
         return state;
+    XI(tile_scores)(b, key, keys);
     b->kernels->exp(b->w.s, b->padded, keys, b->padded, b->w.m, b->unit,
                     XI(hidden)(b, state));
     if (any_odd)

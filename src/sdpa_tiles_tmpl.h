@@ -81,20 +81,12 @@ static void XI(add_to_tile)(XI(block) * b, int64_t key, int64_t keys)
                             &b->t->s, b->w.lanes, key, b->w.gather);
 }
 
-/* Final scores of a tile but for what is hidden; EMPTY if there is nothing to
- * compute, MIXED if some are hidden. */
-static attn__tile_state XI(tile_scores)(XI(block) * b, int64_t key,
-                                        int64_t keys)
+/* Final scores of a tile but for what is hidden. */
+static void XI(tile_scores)(XI(block) * b, int64_t key, int64_t keys)
 {
-    attn__tile_state state = attn__tile_visibility(
-        b->w.bits, &b->p->visibility, &b->t->s, b->w.lanes, key, keys, R_DTYPE);
-
-    if (state == ATTN__TILE_EMPTY)
-        return state;
     XI(products)(b, key, keys);
     XI(cap_tile)(b, keys);
     XI(add_to_tile)(b, key, keys);
-    return state;
 }
 
 /* The bits by key for the softmax of a tile. */
@@ -128,10 +120,13 @@ static void XI(attend)(XI(block) * b, const XI(tiles) * tiles, int64_t begin,
     for (int64_t index = begin; index < end; index++) {
         int64_t keys;
         int64_t key = XI(tile_keys)(tiles, index, &keys);
-        attn__tile_state state = XI(tile_scores)(b, key, keys);
+        attn__tile_state state =
+            attn__tile_trimmed(b->w.bits, &b->p->visibility, &b->t->s,
+                               b->w.lanes, &key, &keys, R_DTYPE);
         bool moved;
         if (state == ATTN__TILE_EMPTY)
             continue;
+        XI(tile_scores)(b, key, keys);
         moved = b->kernels->softmax(b->w.s, b->padded, keys, b->padded, b->w.m,
                                     b->w.l, b->w.alpha, b->unit,
                                     XI(hidden)(b, state), b->w.moments);
