@@ -18,6 +18,18 @@ static bool has_f16c(void)
 
     return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
 }
+
+/* Family 26 of AMD. */
+static bool is_zen5(void)
+{
+    unsigned a = 0, b = 0, c = 0, d = 0;
+
+    if (!__get_cpuid(0, &a, &b, &c, &d) || memcmp(&b, "Auth", 4) != 0 ||
+        memcmp(&d, "enti", 4) != 0 || memcmp(&c, "cAMD", 4) != 0)
+        return false;
+    return __get_cpuid(1, &a, &b, &c, &d) &&
+           (a >> 8 & 0xf) + (a >> 20 & 0xff) == 26;
+}
 #endif
 
 static int detect(void)
@@ -29,7 +41,7 @@ static int detect(void)
         __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl"))
-        return ATTN__LEVEL_AVX512;
+        return is_zen5() ? ATTN__LEVEL_ZEN5 : ATTN__LEVEL_AVX512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
         has_f16c())
         return ATTN__LEVEL_AVX2;
@@ -37,13 +49,15 @@ static int detect(void)
     return ATTN__LEVEL_GENERIC;
 }
 
-static int lowered(int level)
+/* What the environment asks for, if the processor can run it. */
+static int wanted(int level)
 {
-    static const char *const names[] = {"generic", "avx2", "avx512"};
-    const char *wanted = getenv("ATTN_CPU_LEVEL");
+    static const char *const names[] = {"generic", "avx2", "avx512", "zen5"};
+    int most = level == ATTN__LEVEL_AVX512 ? ATTN__LEVEL_ZEN5 : level;
+    const char *name = getenv("ATTN_CPU_LEVEL");
 
-    for (int i = 0; wanted && i < level; i++)
-        if (strcmp(wanted, names[i]) == 0)
+    for (int i = 0; name && i <= most; i++)
+        if (strcmp(name, names[i]) == 0)
             return i;
     return level;
 }
@@ -55,7 +69,7 @@ int attn__cpu_level(void)
     int level = atomic_load_explicit(&known, memory_order_relaxed) - 1;
 
     if (level < 0) {
-        level = lowered(detect());
+        level = wanted(detect());
         atomic_store_explicit(&known, level + 1, memory_order_relaxed);
     }
     return level;

@@ -391,15 +391,15 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
 #endif
 
 #if defined(__x86_64__)
-#define LEVELS(suffix)                                         \
-    {                                                          \
-        &kernels_##suffix##_generic, &kernels_##suffix##_avx2, \
-            &kernels_##suffix##_avx512                         \
+#define LEVELS(suffix)                                                      \
+    {                                                                       \
+        &kernels_four_##suffix##_generic, &kernels_four_##suffix##_avx2,    \
+            &kernels_four_##suffix##_avx512, &kernels_two_##suffix##_avx512 \
     }
 #else
-#define LEVELS(suffix)              \
-    {                               \
-        &kernels_##suffix##_generic \
+#define LEVELS(suffix)                   \
+    {                                    \
+        &kernels_four_##suffix##_generic \
     }
 #endif
 

@@ -76,7 +76,7 @@ static int64_t lane_step(attn_dtype dtype)
 /* The queries of a block are padded to this processor's, 32 bytes at least. */
 static int64_t query_step(attn_dtype dtype)
 {
-    return lane_step(dtype) / (attn__cpu_level() == ATTN__LEVEL_AVX512 ? 1 : 2);
+    return lane_step(dtype) / (attn__cpu_level() >= ATTN__LEVEL_AVX512 ? 1 : 2);
 }
 
 /*

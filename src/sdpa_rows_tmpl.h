@@ -64,11 +64,12 @@ static int XI(point_to_rows)(const XI(block) * b, const attn_tensor *tensor,
 /* Behind the addresses of `count` rows those of [key, key + keys) of K or V,
  * which are read next, in the order of runs; if they are few, or will be
  * copied, the last row. Few rows need none: of 16 keys, 5 % of the time. */
-static void XI(point_ahead)(const attn_tensor *tensor, const key_rows *k,
-                            int64_t key, int64_t keys, int64_t count,
-                            const void **rows)
+static void XI(point_ahead)(const XI(block) * b, const attn_tensor *tensor,
+                            const key_rows *k, int64_t key, int64_t keys,
+                            int64_t count, const void **rows)
 {
     const void **ahead = rows + count;
+    int64_t runs = b->kernels->runs;
 
     if (count < ATTN__AHEAD_ROWS)
         return;
@@ -77,10 +78,9 @@ static void XI(point_ahead)(const attn_tensor *tensor, const key_rows *k,
             ahead[i] = rows[count - 1];
         return;
     }
-    for (int64_t a = 0; a < ATTN__RUNS; a++)
-        (void)XI(point_to_keys)(k, key + a * (keys / ATTN__RUNS),
-                                ATTN__AHEAD_ROWS / ATTN__RUNS, ahead + a,
-                                ATTN__RUNS);
+    for (int64_t a = 0; a < runs; a++)
+        (void)XI(point_to_keys)(k, key + a * (keys / runs),
+                                ATTN__AHEAD_ROWS / runs, ahead + a, runs);
 }
 
 static void XI(scores_by_rows)(XI(block) * b, int64_t key, int64_t keys)
@@ -89,7 +89,7 @@ static void XI(scores_by_rows)(XI(block) * b, int64_t key, int64_t keys)
     int storage =
         XI(point_to_rows)(b, &p->k, &b->k, key, keys, b->w.k_copy, b->w.k_rows);
 
-    (void)XI(point_ahead)(&p->v, &b->v, key, keys, keys, b->w.k_rows);
+    (void)XI(point_ahead)(b, &p->v, &b->v, key, keys, keys, b->w.k_rows);
     b->kernels->dots[storage](b->w.q_rows,
                               attn__round_up(p->width, lane_step(R_DTYPE)),
                               b->w.lanes->n, b->w.k_rows, keys, p->width,
@@ -112,7 +112,7 @@ static void XI(add_values_by_rows)(XI(block) * b, attn__tile_state state,
         storage = XI(point_to_rows)(b, &p->v, &b->v, key, keys, b->w.v_copy,
                                     b->w.v_rows);
     }
-    (void)XI(point_ahead)(&p->k, &b->k, key + keys,
+    (void)XI(point_ahead)(b, &p->k, &b->k, key + keys,
                           MIN(keys, b->t->s.kv_len - key - keys), keys,
                           b->w.v_rows);
     /* A sum for the tile first: added to what thousands of keys have summed up

@@ -86,6 +86,7 @@ const char *attn_build_info(void)
     static const char *const info[] = {
         "libattn " VERSION ", " COMPILER ", vector kernels: generic",
         "libattn " VERSION ", " COMPILER ", vector kernels: AVX2",
-        "libattn " VERSION ", " COMPILER ", vector kernels: AVX-512"};
+        "libattn " VERSION ", " COMPILER ", vector kernels: AVX-512",
+        "libattn " VERSION ", " COMPILER ", vector kernels: AVX-512, Zen 5"};
     return info[attn__cpu_level()];
 }

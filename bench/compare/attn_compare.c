@@ -51,6 +51,7 @@ static struct problem {
     long long batch, heads, kv_heads, q_len, kv_len, width;
     int is_f64, backward;
     int32_t align;
+    long shift; /* bytes from a line of cache to the arrays */
     void *q, *k, *v, *out;
 } problem;
 
@@ -114,14 +115,22 @@ static void load(struct library *l, const char *path)
     find(handle, l, "attn_sdpa_backward", &l->backward);
 }
 
+/* What numbers() made. */
+static void drop(void *memory)
+{
+    free((char *)memory - problem.shift);
+}
+
 /* Numbers in (-1, 1), the same in every run. */
 static void *numbers(long long count, unsigned long long seed)
 {
     size_t size = problem.is_f64 ? sizeof(double) : sizeof(float);
-    void *memory = malloc((size_t)count * size + 1);
+    size_t bytes = (size_t)count * size + (size_t)problem.shift;
+    void *memory = aligned_alloc(64, (bytes / 64 + 1) * 64);
 
     if (!memory)
         fail("no memory", "for the tensors");
+    memory = (char *)memory + problem.shift;
     for (long long i = 0; i < count; i++) {
         double x;
         seed = seed * 6364136223846793005u + 1442695040888963407u;
@@ -251,17 +260,17 @@ static double difference(struct library *l, struct library *first)
         off = off_by(&of_l, &g->d[n]);
         if (!(off <= worst))
             worst = off;
-        free(mine[n]);
+        drop(mine[n]);
     }
     return worst;
 }
 
 static void free_gradients(void)
 {
-    free(gradients.lse.data);
-    free(gradients.d_out.data);
+    drop(gradients.lse.data);
+    drop(gradients.d_out.data);
     for (int n = 0; n < 3; n++)
-        free(gradients.d[n].data);
+        drop(gradients.d[n].data);
 }
 
 /* ----------------------------------------------------------------- Main -- */
@@ -291,14 +300,17 @@ int main(int argc, char **argv)
             p->backward = 1;
         else if (strcmp(argv[n], "--dtype") == 0 && n + 1 < argc)
             p->is_f64 = strcmp(argv[++n], "f64") == 0;
+        else if (strcmp(argv[n], "--shift") == 0 && n + 1 < argc)
+            p->shift = labs(strtol(argv[++n], NULL, 10)) / 8 * 8;
         else
             fail("unknown option", argv[n]);
     count = argc - n - 1;
     if (count < 1 || count > TIMING_MAX_TASKS ||
         sscanf(argv[n], "%lld,%lld,%lld,%lld,%lld,%lld", &p->batch, &p->heads,
                &p->kv_heads, &p->q_len, &p->kv_len, &p->width) != 6)
-        fail("usage", "attn_compare [--backward] [--dtype f32|f64] "
-                      "[--causal] B,Hq,Hkv,Tq,Tk,D LIBRARY... (8 at most)");
+        fail("usage",
+             "attn_compare [--backward] [--dtype f32|f64] [--causal] "
+             "[--shift BYTES] B,Hq,Hkv,Tq,Tk,D LIBRARY... (8 at most)");
     queries = p->batch * p->heads * p->q_len * p->width;
     keys = p->batch * p->kv_heads * p->kv_len * p->width;
     p->q = numbers(queries, 1);
@@ -323,9 +335,9 @@ int main(int argc, char **argv)
     }
     if (p->backward)
         free_gradients();
-    free(p->q);
-    free(p->k);
-    free(p->v);
-    free(p->out);
+    drop(p->q);
+    drop(p->k);
+    drop(p->v);
+    drop(p->out);
     return 0;
 }

@@ -20,14 +20,12 @@
 enum { ATTN__STORED_SAME, ATTN__STORED_F16, ATTN__STORED_BF16, ATTN__STORAGES };
 
 /*
- * Rows of K and V are read as so many runs in turn: row i of run a, of n rows,
- * is row a (n / ATTN__RUNS) + i. An array of their addresses goes on beyond
- * them with what is read after them, which is asked for: its entry i is row
- * i / ATTN__RUNS of run i % ATTN__RUNS. For each run there are 16, as rows of
- * 256 bytes and more are asked for 4 KiB ahead (see kernels_rows_tmpl.h).
+ * Rows of K and V are read as `runs` runs in turn: row i of run a, of n rows,
+ * is row a (n / runs) + i. An array of their addresses goes on beyond them with
+ * so many that are read after them, which are asked for: its entry i is row i /
+ * runs of run i % runs (see kernels_rows_tmpl.h).
  */
-#define ATTN__RUNS 4
-#define ATTN__AHEAD_ROWS (16 * ATTN__RUNS)
+#define ATTN__AHEAD_ROWS 64
 
 /* The most lanes of a tile, and 64-bit words that hold a bit for each. */
 #define ATTN__MAX_LANES 256
@@ -47,6 +45,8 @@ enum { ATTN__STORED_SAME, ATTN__STORED_F16, ATTN__STORED_BF16, ATTN__STORAGES };
 
 #define ATTN__DECLARE_KERNELS(R, suffix)                                       \
     typedef struct attn__kernels_##suffix {                                    \
+        /* How the loops for few queries read rows. */                         \
+        int64_t runs;                                                          \
         /* dst[d * ld + lane] = rows[lane][d] * scale for lane < n, 0 for      \
          * n <= lane < padded. */                                              \
         void (*pack)(const R *const *rows, int64_t n, int64_t padded,          \

@@ -12,9 +12,7 @@
  *                  2: even columns, then odd ones
  *   ORDER_PARTS(o, ldo, n, width, back)   n rows of o into that order, or back
  */
-#define PASTE2(a, b) a##_##b
-#define NAME2(a, b) PASTE2(a, b)
-#define M(name) N(NAME2(name, STORED))
+#define M(name) OF(name, STORED)
 
 /* The first n < VL numbers at p, zeros behind them. */
 TARGET static inline V M(load_part)(const S *p, int64_t n)
@@ -40,24 +38,12 @@ TARGET static void M(widen)(const void *src, R *dst, int64_t n)
  * Reading. These loops are bound by memory, and their arithmetic keeps the
  * processor from seeing far ahead by itself; its prefetchers end at each page
  * of 4 KiB. So the keys are read as STREAMS runs in turn, a row of each, and
- * each run asks for what comes AHEAD_BYTES later: on Zen 4, width 128, 8192
- * keys, 32 heads of their own 21.5 GB/s, 32 over 8 24, where one run that asks
- * gave 19.5 and 15.6, one that does not 11, and a plain loop over the memory
- * 19. One query is the quicker of them and wants less far ahead (4 KiB: 7 %
- * more time; 2 KiB for four: 4 % more), and so do 16-bit numbers (four queries,
- * 4 KiB: 3 % more). Into the first-level cache: 57 % more (16 bits: 12 %). At
- * its end a run asks for its part of what is read next: 0.5 and 3 % less time
- * than asking for what lies behind it, which has mostly been read. Fewer rows
- * than a look-ahead has only ask for themselves.
- *
- * With one query and rows of 512 or 1024 bytes, 1 KiB is best: 0.90 and 0.72 of
- * the time, in pages of 4 KiB or of 2 MiB. Rows of other widths (256, 320, 384,
- * 768 bytes) take up to 10 % more with it.
+ * each run asks for what comes AHEAD_BYTES later; at its end for its part of
+ * what is read next: 0.5 and 3 % less time (Zen 4, one and four queries) than
+ * asking for what lies behind it, which has mostly been read. Fewer rows than a
+ * look-ahead has only ask for themselves. Which is best, kernels_tmpl.h says
+ * beside each reader.
  */
-#define AHEAD_BYTES(n, row)           \
-    ((n) > 1 ? (NARROW ? 2048 : 4096) \
-             : ((row) == 512 || (row) == 1024 ? 1024 : 2048))
-
 typedef struct M(runs) {
     const void *const *rows;
     const void *const *ahead; /* what is read next */
@@ -69,9 +55,9 @@ typedef struct M(runs) {
 TARGET static inline M(runs)
     M(cut_runs)(const void *const *rows, int64_t keys, int64_t width, int64_t n)
 {
-    const int64_t most = ATTN__AHEAD_ROWS / ATTN__RUNS;
+    const int64_t most = ATTN__AHEAD_ROWS / STREAMS;
     int64_t row = width * (int64_t)sizeof(S);
-    int64_t distance = AHEAD_BYTES(n, row) / (row + 1) + 1;
+    int64_t distance = AHEAD_BYTES(n, row, NARROW) / (row + 1) + 1;
     M(runs)
     r = {rows, rows + keys, keys / STREAMS / STRIP * STRIP, most};
 
@@ -100,13 +86,13 @@ TARGET ALWAYS_INLINE M(strip) M(take_strip)(const M(runs) * r, int64_t j)
 
     /* A strip of which only a part is beyond begins with what is read next. */
     beyond = beyond < 0 ? 0 : beyond;
-    strip.step = inside ? 1 : ATTN__RUNS;
+    strip.step = inside ? 1 : STREAMS;
     UNROLL
     for (int a = 0; a < STREAMS; a++) {
         strip.key[a] = a * r->length + j;
         strip.row[a] = r->rows + strip.key[a];
         strip.next[a] = inside ? strip.row[a] + r->distance
-                               : r->ahead + beyond * ATTN__RUNS + a;
+                               : r->ahead + beyond * STREAMS + a;
     }
     return strip;
 }
@@ -127,20 +113,22 @@ TARGET ALWAYS_INLINE const S *M(next_of)(const M(strip) * s, int a)
     return s->next[a % STREAMS][a / STREAMS * s->step];
 }
 
+#define READ_ROW(p) __builtin_prefetch(p, 0, AHEAD_LEVEL)
+
 TARGET static inline void M(ask)(const S *row, int64_t width)
 {
     const int64_t line = 64 / (int64_t)sizeof(S);
     int64_t d = 0;
 
     for (; d + 4 * line <= width; d += 4 * line) {
-        READ_AHEAD(row + d);
-        READ_AHEAD(row + d + line);
-        READ_AHEAD(row + d + 2 * line);
-        READ_AHEAD(row + d + 3 * line);
+        READ_ROW(row + d);
+        READ_ROW(row + d + line);
+        READ_ROW(row + d + 2 * line);
+        READ_ROW(row + d + 3 * line);
     }
     ROLLED
     for (; d < width; d += line)
-        READ_AHEAD(row + d);
+        READ_ROW(row + d);
 }
 
 /* The columns [d, width), fewer than VL, of the rows below. A function of its
@@ -194,7 +182,7 @@ M(dots_few)(const R *q, int64_t ldq, const int n, const S *const row[4],
         for (int a = 0; a < keys; a++) {
             FROM_PARTS(row[a] + d, x[a]);
             if (next && ALONG(n))
-                READ_AHEAD(next[a] + d);
+                READ_ROW(next[a] + d);
         }
         UNROLL
         for (int h = 0; h < PARTS; h++) {
@@ -228,7 +216,7 @@ M(dots_few)(const R *q, int64_t ldq, const int n, const S *const row[4],
         if (keys == 4) {
             V even = N(sum_pair)(sum[i][0], sum[i][2]);
             V odd = N(sum_pair)(sum[i][1], sum[i][3]);
-            part[i][at / STREAMS] = N(sum_pair)(even, odd);
+            part[i][at / 4] = N(sum_pair)(even, odd);
             continue;
         }
         UNROLL
@@ -238,25 +226,24 @@ M(dots_few)(const R *q, int64_t ldq, const int n, const S *const row[4],
     }
 }
 
-/*
- * A strip with n (1 to 4) queries. With one query four keys at a time take 26
- * (width 64) and 13 % (128) less time than one if they are in the second-level
- * cache, 30 % if they are bfloat16; read from memory 14 % less (bfloat16, width
- * 64) to 4 % more (float, width 64).
- */
+/* A strip with n (1 to 4) queries. */
 TARGET ALWAYS_INLINE void M(dots_strip)(const R *q, int64_t ldq, const int n,
                                         const M(strip) * k, int64_t width, R *s,
                                         int64_t lds)
 {
-    const int together = WIDE || (n <= 2 && VL >= 4) ? 4 : 2;
+    const int together = TOGETHER(n);
     V part[4][VECTOR_BYTES / sizeof(R)];
 
     for (int a = 0; a < VL; a += together) {
         const S *row[4], *next[4];
         UNROLL
         for (int b = 0; b < together; b++) {
-            row[b] = M(row_of)(k, a + b);
-            next[b] = M(next_of)(k, a + b);
+            /* Four: those that two rounds of N(sums) add up. */
+            const int lane = a / 4 + b * VL / 4;
+            const int key =
+                together == 4 ? lane % STRIP * STREAMS + lane / STRIP : a + b;
+            row[b] = M(row_of)(k, key);
+            next[b] = M(next_of)(k, key);
             if (!ALONG(n))
                 M(ask)(next[b], width);
         }
@@ -486,10 +473,8 @@ TARGET static void M(add_rows_of)(R *o, int64_t ldo, int64_t n, const R *p,
         }
 }
 
-#undef PASTE2
-#undef NAME2
 #undef M
-#undef AHEAD_BYTES
+#undef READ_ROW
 #undef STORED
 #undef NARROW
 #undef S
