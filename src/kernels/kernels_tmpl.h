@@ -1002,7 +1002,7 @@ TARGET static void N(order_bf16)(R *o, int64_t ldo, int64_t n, int64_t width,
 #define STREAMS 2
 #define AHEAD_BYTES(n, row, narrow) ((void)(n), (row) >= 512 ? 4096 : 8192)
 #define AHEAD_LEVEL 3
-#define TOGETHER(n) ((n) == 1 ? 1 : 4)
+#define TOGETHER(n) ((n) == 1 ? 1 : 2)
 #include "kernels_reader_tmpl.h"
 #endif
 
