@@ -7,16 +7,17 @@
  *                  of whole halves
  *   V_MAX V_MIN V_FMA    on vectors; of NaN and another, the second
  *   V_BITS V_KEEP  a bit per lane from a condition; -inf where a bit is 0
- *   STEPS          of an exponential's table between two powers of two, or 1:
- *                  none. Else also STEP_SHIFT, the bits that n + BIAS is to be
- *                  shifted by behind that of them;
- *   V_LOOK_UP V_LOOK_UP_BITS   number, or bits, of a table of VL by the low
- * bits of a vector; and V_FMA_ABOVE(x, low, a, b, c)   V_FMA where not x <=
- * low, else 0 V_FROM_F16 V_FROM_BF16   a vector of 16-bit numbers at any even
- * address; bound for float only, as are EVEN ODD       index lists: every other
- * lane of two vectors BYTE_STEP NONZERO_BYTES   a bit per byte, so many at a
- * time and this file forgets SUFFIX, ZIP_*, INNER_*, HALF_*, IOTA, EVEN, ODD,
- * STEP* and V_* at its end.
+ *   STEPS          of a table of powers of two from 1 to 2, or 1: no table
+ *   STEP_SHIFT     with a table: from its index to the exponent's bits
+ *   V_LOOK_UP V_LOOK_UP_BITS   numbers, or bits, of a table of VL, by the low
+ *                  bits of a vector
+ *   V_FMA_ABOVE(x, low, a, b, c)   V_FMA, but 0 where x <= low
+ *   V_FROM_F16 V_FROM_BF16   a vector of 16-bit numbers at any even address;
+ *                  bound for float only, as are
+ *   EVEN ODD       index lists: every other lane of two vectors
+ *   BYTE_STEP NONZERO_BYTES   a bit per byte, so many at a time
+ * and this file forgets SUFFIX, ZIP_*, INNER_*, HALF_*, IOTA, EVEN, ODD, STEP*
+ * and V_* at its end.
  */
 #define PASTE3(a, b, c) a##_##b##_##c
 #define NAME3(a, b, c) PASTE3(a, b, c)
@@ -991,11 +992,10 @@ TARGET static void N(order_bf16)(R *o, int64_t ldo, int64_t n, int64_t width,
 #include "kernels_reader_tmpl.h"
 
 /*
- * Zen 5 reads 41 GB/s in a plain loop, of one to four runs, but with four that
- * ask 30. Best of one, two and four runs, either cache and 1 to 16 KiB, one or
- * four keys at a time, in turn with the reader above: 0.68 (12 heads of width
- * 64, 8192 keys), 0.82 (32 of 128), 0.82 (32 over 8), 0.88 (8 of 256) of its
- * time.
+ * Zen 5. Best of one, two and four runs, either cache, 1 to 16 KiB, and one,
+ * two and four keys at a time: of the time of the reader above 0.74 (12 heads
+ * of width 64, 8192 keys), 0.86 (32 of 128), 0.80 (32 over 8) and 0.82 (8 of
+ * 80). Asking for nothing took 1.0 to 1.4 times as long as that reader.
  */
 #if VECTOR_BYTES == 64
 #define READER two
