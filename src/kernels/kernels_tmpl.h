@@ -467,6 +467,24 @@ TARGET static bool N(nonfinite)(const R *v, int64_t ld, int64_t rows,
 
 /* -------------------------------------------------------------- Softmax -- */
 
+/* The bits by lane of key j, for lanes first .. of a word. Vectors of whole
+ * bytes of bits, which only little-endian processors have here, need no shift:
+ * with a dense mask 0.985 of the time. */
+TARGET ALWAYS_INLINE uint64_t N(bits_at)(const uint64_t *words, int64_t j,
+                                         int first)
+{
+    const uint64_t *word = words + j * ATTN__LANE_WORDS;
+    const unsigned char *at = (const unsigned char *)word + first / 8;
+    uint16_t two;
+
+    if (VL == 8)
+        return *at;
+    if (VL != 16)
+        return *word >> first & N(below)(VL);
+    memcpy(&two, at, sizeof two);
+    return two;
+}
+
 /* Score j of a vector column whose lanes are bits first .. of a word; hidden
  * ones as -inf. words is a constant NULL where nothing is hidden. */
 TARGET ALWAYS_INLINE V N(score)(const R *s, const uint64_t *words, int64_t j,
@@ -475,7 +493,7 @@ TARGET ALWAYS_INLINE V N(score)(const R *s, const uint64_t *words, int64_t j,
     V x = LOAD(s);
 
     if (words)
-        x = V_KEEP(x, words[j * ATTN__LANE_WORDS] >> first & N(below)(VL));
+        x = V_KEEP(x, N(bits_at)(words, j, first));
     return x;
 }
 
@@ -690,8 +708,7 @@ TARGET ALWAYS_INLINE void N(gradient_column)(R *s, R *d, int64_t ld,
         V p = N(any_weight)(N(score)(s, words, j, first) - m - low, unit);
         V z = p * (LOAD(d) - delta);
         if (words) {
-            V hidden = V_KEEP((V){0}, words[j * ATTN__LANE_WORDS] >> first &
-                                          N(below)(VL));
+            V hidden = V_KEEP((V){0}, N(bits_at)(words, j, first));
             VI visible = hidden == (V){0};
             p = (V)((VI)p & visible);
             z = (V)((VI)z & visible);
