@@ -474,15 +474,13 @@ TARGET ALWAYS_INLINE uint64_t N(bits_at)(const uint64_t *words, int64_t j,
                                          int first)
 {
     const uint64_t *word = words + j * ATTN__LANE_WORDS;
-    const unsigned char *at = (const unsigned char *)word + first / 8;
-    uint16_t two;
 
-    if (VL == 8)
-        return *at;
-    if (VL != 16)
-        return *word >> first & N(below)(VL);
-    memcpy(&two, at, sizeof two);
-    return two;
+    if (VL % 8 == 0) {
+        uint16_t bits = 0;
+        memcpy(&bits, (const unsigned char *)word + first / 8, VL / 8);
+        return bits;
+    }
+    return *word >> first & N(below)(VL);
 }
 
 /* Score j of a vector column whose lanes are bits first .. of a word; hidden
