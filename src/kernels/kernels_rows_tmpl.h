@@ -154,9 +154,9 @@ M(dots_rest)(const R *q, int64_t ldq, int n, const S *const row[4], int keys,
 #define ALONG(n) ((n) <= 2 && PARTS * VL * (int64_t)sizeof(S) == 64)
 
 /* `keys` (1 to 4) rows with n (1 to 4) queries, both constants: part[i][..], to
- * be summed across the vector, as the first of them is `at` of a strip: there
- * the keys of a run are together. Keys share the loads of q. next: the rows to
- * be asked for if ALONG, or NULL. */
+ * be summed across the vector. `at` keys of the strip came before; four are
+ * summed to a quarter vector each, fewer stand where N(sums) wants them. Keys
+ * share the loads of q. next: the rows to be asked for if ALONG, or NULL. */
 TARGET ALWAYS_INLINE void
 M(dots_few)(const R *q, int64_t ldq, const int n, const S *const row[4],
             const S *const *next, const int keys, int64_t width,
