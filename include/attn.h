@@ -135,8 +135,10 @@ ATTN_API const char *attn_version(void);
 ATTN_API int32_t attn_version_number(void);
 /* One line: version, compiler, instruction-set level in use. Never NULL. */
 ATTN_API const char *attn_build_info(void);
-/* One line: which BLAS is loaded, its threading, its core type, and how
- * libattn uses it (tile class, whether calls are serialised). Never NULL. */
+/* One line: which BLAS is loaded, its threading, its core type, how libattn
+ * uses it (tile class, whether calls are serialised), and, where an OpenBLAS
+ * plays an older processor than this one, which OPENBLAS_CORETYPE in the
+ * environment would be faster. Never NULL. */
 ATTN_API const char *attn_blas_info(void);
 
 /* ------------------------------------------------------------ Tensors -- */

@@ -22,6 +22,7 @@
 
 #include "gemm.h"
 
+#include "cpu.h"
 #include "status.h"
 #include "threads.h"
 
@@ -54,7 +55,8 @@ static struct provider {
     get_int_fn get_setting;
     set_int_fn set_setting;
     int one_thread;
-    bool is_single; /* known to have no threads */
+    bool is_single;          /* known to have no threads */
+    const char *better_core; /* OpenBLAS: for this processor, if not its own */
     char name[160];
 } provider;
 
@@ -125,6 +127,32 @@ static bool openblas_at_least(const char *config, int major, int minor,
     return v[2] >= patch;
 }
 
+/*
+ * The core OpenBLAS should play in place of this one, or NULL. What it does not
+ * know yet it takes for Prescott, which has vectors of four floats (0.3.21 does
+ * on Emerald Rapids: a fifth of the rate). Names it may have learnt since are
+ * not judged.
+ */
+static const char *better_core(const char *core)
+{
+    /* Its cores of x86-64 without FMA, then those with vectors of eight. */
+    static const char *const old[] = {
+        "Prescott",  "Core2",  "Penryn",      "Dunnington",
+        "Atom",      "Nano",   "Opteron",     "Opteron(SSE3)",
+        "Barcelona", "Bobcat", "Sandybridge", "Nehalem",
+        NULL};
+    static const char *const half[] = {"Haswell", "Zen", NULL};
+    int level = attn__cpu_level();
+
+    for (int i = 0; old[i]; i++)
+        if (level >= ATTN__LEVEL_AVX2 && strcmp(core, old[i]) == 0)
+            return level >= ATTN__LEVEL_AVX512 ? "SkylakeX" : "Haswell";
+    for (int i = 0; half[i]; i++)
+        if (level >= ATTN__LEVEL_AVX512 && strcmp(core, half[i]) == 0)
+            return "SkylakeX";
+    return NULL;
+}
+
 static void detect_openblas(void *library, get_text_fn get_config)
 {
     static const char *const small[] = {"SkylakeX", "Cooperlake",
@@ -142,6 +170,7 @@ static void detect_openblas(void *library, get_text_fn get_config)
     LOOK_UP(library, "openblas_get_num_threads", p->get_num_threads);
     if (get_core)
         core = get_core();
+    p->better_core = better_core(core);
     /* If it cannot be asked, the careful assumption. */
     p->parallel = get_parallel ? get_parallel() : 1;
     if (p->parallel < 0 || p->parallel > 2)
@@ -318,11 +347,15 @@ const char *attn_blas_info(void)
         "products of any size, one thread each"};
     const struct provider *p = get_provider();
     attn__blas policy = attn__blas_policy();
-    (void)snprintf(text, sizeof text, "%.159s, %s; used with %s%s", p->name,
+    (void)snprintf(text, sizeof text, "%.159s, %s; used with %s%s%s%s", p->name,
                    p->wide_integers ? "64-bit integers (unusable)"
                                     : "32-bit integers",
                    use[policy.kind],
-                   policy.exclusive ? ", one at a time in the process" : "");
+                   policy.exclusive ? ", one at a time in the process" : "",
+                   p->better_core ? "; slow: this processor wants "
+                                    "OPENBLAS_CORETYPE="
+                                  : "",
+                   p->better_core ? p->better_core : "");
     return text;
 }
 

@@ -459,6 +459,7 @@ static void test_process__settings_of_openmp_are_kept(void **state)
 }
 
 static int blas_status(void);
+static bool advice_is_right(void);
 
 static int run_action(const char *action)
 {
@@ -469,6 +470,8 @@ static int run_action(const char *action)
         return started_threads();
     if (strcmp(action, "blas-status") == 0)
         return blas_status();
+    if (strcmp(action, "blas-advice") == 0)
+        return advice_is_right() ? 0 : 96;
     attn_context_params p = ATTN_CONTEXT_PARAMS_INIT;
     attn_context *context = NULL;
     p.num_threads = strcmp(action, "own-threads") == 0 ? 2 : 0;
@@ -529,6 +532,67 @@ static void test_blas__the_loaded_one_can_be_used(void **state)
 {
     (void)state;
     assert_int_equal(end_of_self("blas-status", NULL), -ATTN_OK);
+}
+
+/* An OpenBLAS older than the processor takes it for one without AVX, and
+ * attention a fifth of its speed: what is loaded must say what to do. */
+static bool advice_is_right(void)
+{
+    static const struct {
+        const char *core, *avx2, *avx512;
+    } cases[] = {
+        {"core Prescott,", "OPENBLAS_CORETYPE=Haswell",
+         "OPENBLAS_CORETYPE=SkylakeX"},
+        {"core Nehalem,", "OPENBLAS_CORETYPE=Haswell",
+         "OPENBLAS_CORETYPE=SkylakeX"},
+        {"core Haswell,", NULL, "OPENBLAS_CORETYPE=SkylakeX"},
+        {"core Zen,", NULL, "OPENBLAS_CORETYPE=SkylakeX"},
+    };
+    const char *info = attn_blas_info();
+    const char *level = attn_build_info();
+    for (size_t n = 0; n < COUNT(cases); n++) {
+        if (!strstr(info, cases[n].core))
+            continue;
+        const char *want = strstr(level, "AVX-512") ? cases[n].avx512
+                           : strstr(level, "AVX2")  ? cases[n].avx2
+                                                    : NULL;
+        return want ? strstr(info, want) != NULL
+                    : strstr(info, "CORETYPE") == NULL;
+    }
+    return strstr(info, "CORETYPE") == NULL;
+}
+
+/* Sets a variable of the environment, or unsets it for NULL; the caller frees
+ * what it was before. */
+static char *exchange_env(const char *name, const char *value)
+{
+    const char *now = getenv(name);
+    char *before = now ? strdup(now) : NULL;
+    if (value)
+        setenv(name, value, 1);
+    else
+        unsetenv(name);
+    return before;
+}
+
+static void test_blas__a_core_older_than_the_processor_is_told(void **state)
+{
+    (void)state;
+    /* OpenBLAS plays any of them, also what the processor has not. */
+    static const char *const cores[] = {"Prescott", "Nehalem", "Haswell"};
+    static const char *const levels[] = {"generic", "avx2", "avx512"};
+    const size_t known = strstr(attn_build_info(), "AVX") ? 3 : 2;
+    for (size_t n = 0; n < known; n++)
+        for (size_t k = 0; k < COUNT(levels); k++) {
+            char *core = exchange_env("OPENBLAS_CORETYPE", cores[n]);
+            char *level = exchange_env("ATTN_CPU_LEVEL", levels[k]);
+            const int end = end_of_self("blas-advice", NULL);
+            free(exchange_env("OPENBLAS_CORETYPE", core));
+            free(exchange_env("ATTN_CPU_LEVEL", level));
+            free(core);
+            free(level);
+            assert_int_equal(end, 0);
+        }
 }
 
 #ifdef ATTN_STUB_BLAS
@@ -832,6 +896,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_process__blas_threads_are_not_started),
         cmocka_unit_test(test_process__settings_of_openmp_are_kept),
         cmocka_unit_test(test_blas__the_loaded_one_can_be_used),
+        cmocka_unit_test(test_blas__a_core_older_than_the_processor_is_told),
 #ifdef ATTN_STUB_BLAS
         cmocka_unit_test(test_blas__one_with_64_bit_integers_is_refused),
 #endif
