@@ -10,7 +10,10 @@
 
 bool attn__mul_i64(int64_t a, int64_t b, int64_t *product)
 {
-    if (a != 0 && b != 0) {
+    /* A product of numbers of 32 bits fits: no division for most. */
+    bool small = a == (int32_t)a && b == (int32_t)b;
+
+    if (!small && a != 0 && b != 0) {
         /* |a b| <= INT64_MAX exactly if |a| <= INT64_MAX / |b|. */
         if (a == INT64_MIN || b == INT64_MIN)
             return false;

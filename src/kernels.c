@@ -319,7 +319,8 @@ static inline generic_floats generic_from_f16(const uint16_t *p)
 
 /* ------------------------------------------------------------- AVX-512 -- */
 #define LEVEL avx512
-#define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma")))
+#define TARGET \
+    __attribute__((target("prfchw,avx512f,avx512dq,avx512bw,avx512vl,fma")))
 #define VECTOR_BYTES 64
 #define BYTE_STEP 64
 #define NONZERO_BYTES(p)                                    \

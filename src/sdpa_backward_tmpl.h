@@ -99,7 +99,7 @@ typedef struct XI(slope) {
 static const R *XI(rows_of_lanes)(const XI(block) * b, const attn_tensor *t,
                                   R *copy, int64_t *ld)
 {
-    const attn__lanes *lanes = b->w.lanes;
+    const attn__lanes *lanes = b->slot.lanes;
     int64_t width = t->shape[3], row = t->stride[2];
     const R *from = XI(query_at)(t, b, lanes->head[0], lanes->i[0]);
 
@@ -157,10 +157,10 @@ static void XI(set_reference)(XI(slope) * x, int64_t l, int64_t head, int64_t i)
 
     if (b->unit > K(0.0))
         reference *= LOG2_E / (double)b->unit;
-    b->w.m[l] = lse == R_NEG_INF ? -R_NEG_INF : (R)reference;
+    b->slot.m[l] = lse == R_NEG_INF ? -R_NEG_INF : (R)reference;
     x->w.low[l] = K(0.0);
-    if (b->w.m[l] - b->w.m[l] == K(0.0))
-        x->w.low[l] = (R)(reference - (double)b->w.m[l]);
+    if (b->slot.m[l] - b->slot.m[l] == K(0.0))
+        x->w.low[l] = (R)(reference - (double)b->slot.m[l]);
 }
 
 /* A task's block against the keys [first, end), and its tiles, of which there
@@ -195,7 +195,7 @@ static void XI(pack_slope)(XI(slope) * x, bool folded)
 {
     XI(block) *b = &x->b;
     const attn__backward *g = x->g;
-    const attn__lanes *lanes = b->w.lanes;
+    const attn__lanes *lanes = b->slot.lanes;
     double scale = folded ? g->p.scale : 1.0;
 
     x->factor = 1.0;
@@ -204,14 +204,14 @@ static void XI(pack_slope)(XI(slope) * x, bool folded)
         scale = 1.0;
     }
     XI(pack_queries)(b);
-    (void)XI(pack_columns)(b, &g->d_out, scale, b->w.ot);
+    (void)XI(pack_columns)(b, &g->d_out, scale, b->slot.ot);
     for (int64_t l = 0; l < lanes->n; l++) {
         int64_t head = lanes->head[l], i = lanes->i[l];
         XI(set_reference)(x, l, head, i);
         x->w.delta[l] = (R)(scale * XI(delta_of_row)(x, head, i));
     }
     for (int64_t l = lanes->n; l < b->padded; l++) {
-        b->w.m[l] = K(0.0);
+        b->slot.m[l] = K(0.0);
         x->w.low[l] = K(0.0);
         x->w.delta[l] = K(0.0);
     }
@@ -227,7 +227,7 @@ static void XI(pack_slope)(XI(slope) * x, bool folded)
 /* du / dz = 1 - tanh^2, of capped scores. */
 static void XI(bend_of_tile)(XI(slope) * x, int64_t keys)
 {
-    const R *s = x->b.w.s;
+    const R *s = x->b.w->s;
 
     for (int64_t a = 0; a < keys * x->b.padded; a++) {
         R t = s[a] / x->b.cap_out;
@@ -242,27 +242,30 @@ static attn__tile_state XI(tile_slopes)(XI(slope) * x, int64_t *first,
 {
     XI(block) *b = &x->b;
     const attn__sdpa *p = b->p;
-    attn__tile_state state = attn__tile_trimmed(
-        b->w.bits, &p->visibility, &b->t->s, b->w.lanes, first, count, R_DTYPE);
+    attn__tile_state state =
+        attn__tile_trimmed(b->w->bits, &p->visibility, &b->t->s, b->slot.lanes,
+                           first, count, R_DTYPE);
     int64_t key = *first, keys = *count, ldv;
     const R *v;
 
     if (state == ATTN__TILE_EMPTY)
         return state;
     x->k =
-        XI(rows_for_gemm)(b, &b->k, p->width, key, keys, b->w.k_copy, &x->ldk);
-    v = XI(rows_for_gemm)(b, &b->v, p->v_width, key, keys, b->w.v_copy, &ldv);
-    (void)XI(product_of_rows)(b, x->k, x->ldk, keys, p->width, b->w.qt, b->w.s);
-    (void)XI(product_of_rows)(b, v, ldv, keys, p->v_width, b->w.ot, x->w.dp);
+        XI(rows_for_gemm)(b, &b->k, p->width, key, keys, b->w->k_copy, &x->ldk);
+    v = XI(rows_for_gemm)(b, &b->v, p->v_width, key, keys, b->w->v_copy, &ldv);
+    (void)XI(product_of_rows)(b, x->k, x->ldk, keys, p->width, b->slot.qt,
+                              b->w->s);
+    (void)XI(product_of_rows)(b, v, ldv, keys, p->v_width, b->slot.ot, x->w.dp);
     if (x->raw)
-        memcpy(x->raw, b->w.s, (size_t)(keys * b->padded) * sizeof(R));
+        memcpy(x->raw, b->w->s, (size_t)(keys * b->padded) * sizeof(R));
     if (b->cap_in > K(0.0)) {
         XI(cap_tile)(b, keys);
         XI(bend_of_tile)(x, keys);
     }
     XI(add_to_tile)(b, key, keys);
-    b->kernels->gradient(b->w.s, x->w.dp, b->padded, keys, b->padded, b->w.m,
-                         x->w.low, b->unit, x->w.delta, XI(hidden)(b, state));
+    b->kernels->gradient(b->w->s, x->w.dp, b->padded, keys, b->padded,
+                         b->slot.m, x->w.low, b->unit, x->w.delta,
+                         XI(hidden)(b, state));
     return state;
 }
 
@@ -333,7 +336,7 @@ static void XI(add_visible)(const XI(slope) * s, bool transposed, int64_t m,
                 continue;
             for (int64_t i = 0; i < m; i++) {
                 int64_t key = transposed ? r : i, lane = transposed ? i : r;
-                if (XI(is_visible)(s->b.w.bits, key, lane))
+                if (XI(is_visible)(s->b.w->bits, key, lane))
                     to.first[i * to.row + e * to.column] +=
                         a[key * s->b.padded + lane] * y;
             }
@@ -358,7 +361,7 @@ static void XI(add_tile)(XI(slope) * x, attn__tile_state state, int64_t key,
                          int64_t keys)
 {
     const attn__backward *g = x->g;
-    const attn__lanes *lanes = x->b.w.lanes;
+    const attn__lanes *lanes = x->b.slot.lanes;
     int64_t width = g->p.width, v_width = g->p.v_width;
     void (*add)(const XI(slope) *, bool, int64_t, int64_t, int64_t, const R *,
                 const R *, int64_t, XI(rows)) = XI(add_product);
@@ -367,7 +370,7 @@ static void XI(add_tile)(XI(slope) * x, attn__tile_state state, int64_t key,
         (x->odd || x->b.kernels->nonfinite(x->k, x->ldk, keys, width)))
         add = XI(add_visible);
     if (g->wants[ATTN__D_V])
-        add(x, false, keys, v_width, lanes->n, x->b.w.s, x->d, x->ldd,
+        add(x, false, keys, v_width, lanes->n, x->b.w->s, x->d, x->ldd,
             XI(rows_of_keys)(x, ATTN__D_V, key));
     if (!g->wants[ATTN__D_Q] && !g->wants[ATTN__D_K])
         return;
@@ -456,14 +459,14 @@ static double XI(sum_of_tile)(const XI(slope) * x, attn__tile_state state,
 {
     const XI(block) *b = &x->b;
     double *total = x->w.total, sum = 0.0;
-    int64_t n = b->w.lanes->n;
+    int64_t n = b->slot.lanes->n;
 
     for (int64_t l = 0; l < n; l++)
         total[l] = 0.0;
     for (int64_t j = 0; j < keys; j++)
         for (int64_t l = 0; l < n; l++) {
             int64_t at = j * b->padded + l;
-            if (state == ATTN__TILE_FULL || XI(is_visible)(b->w.bits, j, l))
+            if (state == ATTN__TILE_FULL || XI(is_visible)(b->w->bits, j, l))
                 total[l] += (double)x->w.dp[at] * (double)x->raw[at];
         }
     for (int64_t l = 0; l < n; l++)
@@ -478,7 +481,7 @@ static double XI(distances_of_tile)(const XI(slope) * x, int64_t key,
     const XI(block) *b = &x->b;
     double sum = 0.0;
 
-    for (int64_t l = 0; l < b->w.lanes->n; l++) {
+    for (int64_t l = 0; l < b->slot.lanes->n; l++) {
         double distance = (double)XI(distance)(b, l, key), of_lane = 0.0;
         for (int64_t j = 0; j < keys; j++)
             of_lane +=
@@ -495,9 +498,9 @@ static void XI(raw_of_tile)(XI(slope) * x, int64_t keys)
     const double by = 1.0 / b->pack_scale;
 
     if (XI(is_extreme)(b->pack_scale)) {
-        (void)XI(pack_columns)(b, &b->p->q, 1.0, b->w.qt);
-        (void)XI(product_of_rows)(b, x->k, x->ldk, keys, b->p->width, b->w.qt,
-                                  x->raw);
+        (void)XI(pack_columns)(b, &b->p->q, 1.0, b->slot.qt);
+        (void)XI(product_of_rows)(b, x->k, x->ldk, keys, b->p->width,
+                                  b->slot.qt, x->raw);
         XI(pack_queries)(b);
         return;
     }
@@ -523,7 +526,7 @@ static void XI(head_task)(void *data, int64_t index, int32_t worker)
         XI(tiles) tiles;
         XI(slope)
         x = XI(make_slope)(r, &t, worker, 0, t.s.kv_len, &tiles);
-        const attn__lanes *lanes = x.b.w.lanes;
+        const attn__lanes *lanes = x.b.slot.lanes;
         int64_t count = tiles.run[0].count + tiles.run[1].count;
         for (int64_t l = 0; g->wants[ATTN__D_SINKS] && l < lanes->n; l++) {
             double sink = (double)XI(per_head)(&p->sinks, b, head);
@@ -648,7 +651,7 @@ static void XI(mask_task)(void *data, int64_t index, int32_t worker)
                         double *to = w.total;
                         if (part.keys > 1)
                             to += (key + j - part.first[3]) * part.rows;
-                        for (int64_t l = 0; l < x.b.w.lanes->n; l++)
+                        for (int64_t l = 0; l < x.b.slot.lanes->n; l++)
                             to[part.rows > 1 ? l : 0] += (double)dz[l];
                     }
                 }

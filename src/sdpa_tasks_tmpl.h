@@ -10,22 +10,23 @@ static void XI(use_partial)(const run *r, XI(block) * b, int64_t number,
     int64_t size = partial_elements(b->p, most_lanes(b->p));
     R *at = (R *)r->partials + number * size;
 
-    b->w.ot = at;
-    b->w.m = at + b->p->v_width * b->padded;
-    b->w.l = b->w.m + b->padded;
-    *seen = b->w.l + b->padded;
-    if (b->w.moments)
-        b->w.moments = *seen + b->padded;
+    b->slot.ot = at;
+    b->slot.m = at + b->p->v_width * b->padded;
+    b->slot.l = b->slot.m + b->padded;
+    *seen = b->slot.l + b->padded;
+    if (b->slot.moments)
+        b->slot.moments = *seen + b->padded;
 }
 
 static void XI(compute_block)(XI(block) * b, const XI(tiles) * tiles,
                               int64_t begin, int64_t end)
 {
-    XI(reset)(b);
-    if (b->by_rows)
+    if (b->by_rows) {
+        XI(reset)(b);
         XI(attend_by_rows)(b, tiles, begin, end);
-    else
+    } else {
         XI(attend)(b, tiles, begin, end);
+    }
 }
 
 /* Is there output that is not finite, though some keys may be hidden? */
@@ -34,11 +35,108 @@ static bool XI(may_have_leaked)(const XI(block) * b)
     const attn__visibility *v = &b->p->visibility;
     int64_t width = b->p->v_width;
 
-    if (!b->w.lanes->bounded && !attn__has_elements(v))
+    if (!b->slot.lanes->bounded && !attn__has_elements(v))
         return false;
     return b->in_rows
-               ? b->kernels->nonfinite(b->w.o_rows, width, b->w.lanes->n, width)
-               : b->kernels->nonfinite(b->w.ot, b->padded, width, b->padded);
+               ? b->kernels->nonfinite(b->w->o_rows, width, b->slot.lanes->n,
+                                       width)
+               : b->kernels->nonfinite(b->slot.ot, b->padded, width, b->padded);
+}
+
+/* A block of a task, ready for its keys. */
+static XI(block) XI(begin_block)(const run *r, const task *t, int32_t worker,
+                                 XI(tiles) * tiles)
+{
+    XI(block) b = XI(make_block)(r, t, worker, false);
+
+    b.whole_tiles = has_strips(r->p) && band_of(&r->p->visibility, &t->s) &&
+                    b.slot.lanes->low == t->s.kv_begin;
+    *tiles = XI(cut_keys)(&b, b.by_rows ? XI(row_tile)(&b) : r->p->tile.keys);
+    return b;
+}
+
+static int64_t XI(count_tiles)(const XI(tiles) * tiles)
+{
+    return tiles->run[0].count + tiles->run[1].count;
+}
+
+/* Writes the result of a block, which is done once more if hidden values have
+ * reached it. */
+static void XI(finish_block)(const run *r, XI(block) * b,
+                             const XI(tiles) * tiles)
+{
+    if (XI(may_have_leaked)(b)) {
+        b->careful = true;
+        XI(compute_block)(b, tiles, 0, XI(count_tiles)(tiles));
+    }
+    XI(write_block)(r, b);
+}
+
+static void XI(compute_alone)(const run *r, const task *t, int32_t worker)
+{
+    XI(tiles) tiles;
+    XI(block) b = XI(begin_block)(r, t, worker, &tiles);
+
+    b.in_rows = b.by_rows;
+    XI(pack_queries)(&b);
+    XI(compute_block)(&b, &tiles, 0, XI(count_tiles)(&tiles));
+    XI(finish_block)(r, &b, &tiles);
+}
+
+/* The blocks of a task: those of a few queries alone, then all others. */
+static void XI(compute_strip)(const run *r, const task *t, int32_t worker)
+{
+    task of[MAX_STRIP];
+    XI(block) blocks[MAX_STRIP];
+    XI(tiles) tiles[MAX_STRIP];
+    int64_t n = 0;
+    bool agree = true;
+
+    for (int64_t block = t->block; block < t->end_block; block++) {
+        XI(block) *b = &blocks[n];
+        of[n] = *t;
+        of[n].block = block;
+        of[n].slot = n;
+        *b = XI(begin_block)(r, &of[n], worker, &tiles[n]);
+        b->in_rows = b->by_rows;
+        XI(pack_queries)(b);
+        if (b->by_rows) {
+            XI(compute_block)(b, &tiles[n], 0, XI(count_tiles)(&tiles[n]));
+            XI(finish_block)(r, b, &tiles[n]);
+            continue;
+        }
+        agree = agree && XI(tiles_agree)(&tiles[0], &tiles[n]);
+        n++;
+    }
+    if (agree && n > 1)
+        XI(attend_together)(blocks, tiles, n);
+    for (int64_t a = 0; a < n; a++) {
+        if (!agree || n == 1)
+            (void)XI(compute_block)(&blocks[a], &tiles[a], 0,
+                                    XI(count_tiles)(&tiles[a]));
+        XI(finish_block)(r, &blocks[a], &tiles[a]);
+    }
+}
+
+/* Part of the keys of a block, whose result is left to be merged. */
+static void XI(compute_split)(const run *r, const task *t, int32_t worker)
+{
+    XI(tiles) tiles;
+    XI(block) b = XI(begin_block)(r, t, worker, &tiles);
+    int64_t count = XI(count_tiles)(&tiles);
+    int64_t begin = count * t->split / t->c.splits;
+    int64_t end = count * (t->split + 1) / t->c.splits;
+    R *seen;
+
+    XI(use_partial)(r, &b, t->number, &seen);
+    XI(pack_queries)(&b);
+    XI(compute_block)(&b, &tiles, begin, end);
+    if (XI(may_have_leaked)(&b)) {
+        b.careful = true;
+        XI(compute_block)(&b, &tiles, begin, end);
+    }
+    for (int64_t l = 0; l < b.padded; l++)
+        seen[l] = b.slot.seen[l];
 }
 
 static void XI(compute_task)(void *data, int64_t index, int32_t worker)
@@ -46,29 +144,13 @@ static void XI(compute_task)(void *data, int64_t index, int32_t worker)
     const run *r = data;
     task t = find_task(r, r->wave_start + index);
     attn__blas_guard guard = attn__blas_enter();
-    XI(block) b = XI(make_block)(r, &t, worker, false);
-    XI(tiles)
-    tiles = XI(cut_keys)(&b, b.by_rows ? XI(row_tile)(&b) : r->p->tile.keys);
-    int64_t count = tiles.run[0].count + tiles.run[1].count;
-    int64_t begin, end;
-    R *seen = NULL;
 
     if (t.c.splits > 1)
-        XI(use_partial)(r, &b, t.number, &seen);
-    b.in_rows = b.by_rows && !seen;
-    XI(pack_queries)(&b);
-    begin = count * t.split / t.c.splits;
-    end = count * (t.split + 1) / t.c.splits;
-    XI(compute_block)(&b, &tiles, begin, end);
-    if (XI(may_have_leaked)(&b)) {
-        b.careful = true;
-        XI(compute_block)(&b, &tiles, begin, end);
-    }
-    if (seen)
-        for (int64_t l = 0; l < b.padded; l++)
-            seen[l] = b.w.seen[l];
+        XI(compute_split)(r, &t, worker);
+    else if (t.end_block - t.block == 1)
+        XI(compute_alone)(r, &t, worker);
     else
-        XI(write_block)(r, &b);
+        XI(compute_strip)(r, &t, worker);
     attn__blas_leave(guard);
 }
 
@@ -81,14 +163,14 @@ static void XI(compute_task)(void *data, int64_t index, int32_t worker)
 static void XI(merge_moments)(const XI(block) * b, const XI(block) * part,
                               int64_t l, R f, R above)
 {
-    R *to = b->w.moments + l;
-    const R *from = part->w.moments + l;
+    R *to = b->slot.moments + l;
+    const R *from = part->slot.moments + l;
 
     if (f == K(0.0))
         return;
     to[0] = MAX(to[0], f * from[0]);
     to[b->padded] += f * f * from[b->padded];
-    to[2 * b->padded] += f * (from[2 * b->padded] + above * part->w.l[l]);
+    to[2 * b->padded] += f * (from[2 * b->padded] + above * part->slot.l[l]);
 }
 
 static void XI(merge_task)(void *data, int64_t index, int32_t worker)
@@ -106,32 +188,32 @@ static void XI(merge_task)(void *data, int64_t index, int32_t worker)
     lanes = b.padded;
     XI(reset)(&b);
     for (int64_t e = 0; e < width * lanes; e++)
-        b.w.ot[e] = K(0.0);
+        b.slot.ot[e] = K(0.0);
     for (int64_t k = 0; k < t.c.splits; k++) {
         XI(use_partial)(r, &part, t.number + k, &seen);
         for (int64_t l = 0; l < lanes; l++)
-            if (part.w.m[l] > b.w.m[l])
-                b.w.m[l] = part.w.m[l];
+            if (part.slot.m[l] > b.slot.m[l])
+                b.slot.m[l] = part.slot.m[l];
     }
     for (int64_t k = 0; k < t.c.splits; k++) {
         XI(use_partial)(r, &part, t.number + k, &seen);
         for (int64_t l = 0; l < lanes; l++) {
-            R above = part.w.m[l] - b.w.m[l];
+            R above = part.slot.m[l] - b.slot.m[l];
             R f = b.unit > K(0.0) ? R_EXP2(above * b.unit) : R_EXP(above);
             /* Nothing above -inf in this part: it adds nothing. NaN shows in
              * the sum. */
-            b.w.alpha[l] = part.w.m[l] == R_NEG_INF ? K(0.0) : f;
-            if (part.w.m[l] == R_NEG_INF && part.w.l[l] != K(0.0))
-                b.w.alpha[l] = K(1.0);
-            b.w.l[l] += b.w.alpha[l] * part.w.l[l];
-            if (b.w.moments)
-                (void)XI(merge_moments)(&b, &part, l, b.w.alpha[l], above);
-            b.w.seen[l] |= seen[l] != K(0.0);
+            b.w->alpha[l] = part.slot.m[l] == R_NEG_INF ? K(0.0) : f;
+            if (part.slot.m[l] == R_NEG_INF && part.slot.l[l] != K(0.0))
+                b.w->alpha[l] = K(1.0);
+            b.slot.l[l] += b.w->alpha[l] * part.slot.l[l];
+            if (b.slot.moments)
+                (void)XI(merge_moments)(&b, &part, l, b.w->alpha[l], above);
+            b.slot.seen[l] |= seen[l] != K(0.0);
         }
         for (int64_t e = 0; e < width; e++)
             for (int64_t l = 0; l < lanes; l++)
-                b.w.ot[e * lanes + l] +=
-                    b.w.alpha[l] * part.w.ot[e * lanes + l];
+                b.slot.ot[e * lanes + l] +=
+                    b.w->alpha[l] * part.slot.ot[e * lanes + l];
     }
     XI(write_block)(r, &b);
 }
@@ -150,22 +232,22 @@ static R *XI(score_row)(const attn_tensor *tensor, const XI(block) * b,
 static void XI(write_tile)(XI(block) * b, const attn_tensor *tensor, bool mean,
                            int64_t key, int64_t keys, const R *factor)
 {
-    const attn__lanes *lanes = b->w.lanes;
+    const attn__lanes *lanes = b->slot.lanes;
     int64_t stride = tensor->stride[3];
 
     for (int64_t l = 0; l < lanes->n; l++)
-        b->w.out_rows[l] =
+        b->w->out_rows[l] =
             XI(score_row)(tensor, b, mean ? 0 : lanes->head[l], lanes->i[l]) +
             key * stride;
     if (stride == 1 || tensor->shape[3] == 1) {
-        b->kernels->unpack(b->w.s, b->padded, lanes->n, keys, factor,
-                           b->w.out_rows, mean);
+        b->kernels->unpack(b->w->s, b->padded, lanes->n, keys, factor,
+                           b->w->out_rows, mean);
         return;
     }
     for (int64_t l = 0; l < lanes->n; l++)
         for (int64_t j = 0; j < keys; j++) {
-            R x = b->w.s[j * b->padded + l] * factor[l];
-            R *at = b->w.out_rows[l] + j * stride;
+            R x = b->w->s[j * b->padded + l] * factor[l];
+            R *at = b->w->out_rows[l] + j * stride;
             *at = mean ? *at + x : x;
         }
 }
@@ -175,7 +257,7 @@ static void XI(fill_keys)(const XI(block) * b, attn__extra extra, int64_t begin,
                           int64_t end, R x)
 {
     const attn_tensor *t = &b->p->extra[extra];
-    const attn__lanes *lanes = b->w.lanes;
+    const attn__lanes *lanes = b->slot.lanes;
 
     for (int64_t l = 0; l < lanes->n && begin < end; l++)
         (void)XI(fill_row)(XI(score_row)(t, b, lanes->head[l], lanes->i[l]) +
@@ -189,14 +271,14 @@ static void XI(fill_keys)(const XI(block) * b, attn__extra extra, int64_t begin,
  */
 static void XI(odd_weights)(XI(block) * b, attn__tile_state state, int64_t keys)
 {
-    for (int64_t l = 0; l < b->w.lanes->n; l++) {
-        R f = b->w.l[l];
+    for (int64_t l = 0; l < b->slot.lanes->n; l++) {
+        R f = b->slot.l[l];
         if (f - f == K(0.0))
             continue;
         for (int64_t j = 0; j < keys; j++) {
-            R *x = &b->w.s[j * b->padded + l];
+            R *x = &b->w->s[j * b->padded + l];
             bool hidden =
-                state == ATTN__TILE_MIXED && !XI(is_visible)(b->w.bits, j, l);
+                state == ATTN__TILE_MIXED && !XI(is_visible)(b->w->bits, j, l);
             *x = hidden ? K(0.0) : *x * f;
         }
     }
@@ -211,11 +293,11 @@ static bool XI(take_stats)(const run *r, XI(block) * b)
     XI(pack_queries)(b);
     for (int64_t l = 0; l < b->padded; l++) {
         bool odd;
-        b->w.m[l] = l < b->w.lanes->n ? XI(stats_at)(r, b, l)[0] : K(0.0);
-        b->w.l[l] = l < b->w.lanes->n ? XI(stats_at)(r, b, l)[1] : K(0.0);
-        odd = b->w.l[l] - b->w.l[l] != K(0.0);
+        b->slot.m[l] = l < b->slot.lanes->n ? XI(stats_at)(r, b, l)[0] : K(0.0);
+        b->slot.l[l] = l < b->slot.lanes->n ? XI(stats_at)(r, b, l)[1] : K(0.0);
+        odd = b->slot.l[l] - b->slot.l[l] != K(0.0);
         any_odd |= odd;
-        b->w.factor[l] = odd ? K(1.0) : b->w.l[l];
+        b->w->factor[l] = odd ? K(1.0) : b->slot.l[l];
     }
     return any_odd;
 }
@@ -224,13 +306,14 @@ static bool XI(take_stats)(const run *r, XI(block) * b)
 static attn__tile_state XI(tile_weights)(XI(block) * b, int64_t key,
                                          int64_t keys, bool any_odd)
 {
-    attn__tile_state state = attn__tile_visibility(
-        b->w.bits, &b->p->visibility, &b->t->s, b->w.lanes, key, keys, R_DTYPE);
+    attn__tile_state state =
+        attn__tile_visibility(b->w->bits, &b->p->visibility, &b->t->s,
+                              b->slot.lanes, key, keys, R_DTYPE);
 
     if (state == ATTN__TILE_EMPTY)
         return state;
     XI(tile_scores)(b, key, keys);
-    b->kernels->exp(b->w.s, b->padded, keys, b->padded, b->w.m, b->unit,
+    b->kernels->exp(b->w->s, b->padded, keys, b->padded, b->slot.m, b->unit,
                     XI(hidden)(b, state));
     if (any_odd)
         XI(odd_weights)(b, state, keys);
@@ -249,7 +332,7 @@ static void XI(weights_block)(const run *r, XI(block) * b)
     bool any_odd = XI(take_stats)(r, b);
 
     for (int64_t l = 0; l < b->padded; l++)
-        b->w.alpha[l] = b->w.factor[l] * over_heads;
+        b->w->alpha[l] = b->w->factor[l] * over_heads;
     for (int64_t index = 0; index < count; index++) {
         int64_t keys;
         int64_t key = XI(tile_keys)(&tiles, index, &keys);
@@ -258,44 +341,54 @@ static void XI(weights_block)(const run *r, XI(block) * b)
         if (p->wants[ATTN__WEIGHTS]) {
             XI(fill_keys)(b, ATTN__WEIGHTS, written, key, K(0.0));
             (void)XI(write_tile)(b, &p->extra[ATTN__WEIGHTS], false, key, keys,
-                                 b->w.factor);
+                                 b->w->factor);
         }
         if (p->wants[ATTN__WEIGHTS_MEAN])
             (void)XI(write_tile)(b, &p->extra[ATTN__WEIGHTS_MEAN], true, key,
-                                 keys, b->w.alpha);
+                                 keys, b->w->alpha);
         written = key + keys;
     }
     if (p->wants[ATTN__WEIGHTS])
         XI(fill_keys)(b, ATTN__WEIGHTS, written, p->kv_len, K(0.0));
 }
 
-/* The mean over heads is summed by one task, in the order of the heads. */
+/* The mean over heads of the queries of a block, in the order of the heads. */
+static void XI(mean_weights)(const run *r, const task *t, int32_t worker)
+{
+    const attn__sdpa *p = r->p;
+    int64_t first_i = block_begin(&t->c, &t->s, t->block);
+    int64_t end_i = block_begin(&t->c, &t->s, t->block + t->c.head_blocks);
+    task part = *t;
+
+    (void)XI(fill_rows)(&p->extra[ATTN__WEIGHTS_MEAN], t->s.b, first_i, end_i,
+                        K(0.0));
+    for (part.g = 0; part.g < p->kv_heads; part.g++)
+        for (int64_t h = 0; h < t->c.head_blocks; h++) {
+            XI(block) b;
+            part.block = t->block + h;
+            b = XI(make_block)(r, &part, worker, false);
+            XI(weights_block)(r, &b);
+        }
+}
+
+/* The mean over heads is one task's, that of the first head. */
 static void XI(weights_task)(void *data, int64_t index, int32_t worker)
 {
     const run *r = data;
     const attn__sdpa *p = r->p;
     task t = find_task(r, index);
     attn__blas_guard guard;
-    XI(block) b;
 
     if (t.split != 0)
         return;
     guard = attn__blas_enter();
-    if (!p->wants[ATTN__WEIGHTS_MEAN]) {
-        b = XI(make_block)(r, &t, worker, false);
-        XI(weights_block)(r, &b);
-    } else if (t.g == 0 && t.block % t.c.head_blocks == 0) {
-        int64_t first_i = block_begin(&t.c, &t.s, t.block);
-        int64_t end_i = block_begin(&t.c, &t.s, t.block + t.c.head_blocks);
-        (void)XI(fill_rows)(&p->extra[ATTN__WEIGHTS_MEAN], t.s.b, first_i,
-                            end_i, K(0.0));
-        for (t.g = 0; t.g < p->kv_heads; t.g++)
-            for (int64_t h = 0; h < t.c.head_blocks; h++) {
-                task part = t;
-                part.block += h;
-                b = XI(make_block)(r, &part, worker, false);
-                XI(weights_block)(r, &b);
-            }
+    for (; t.block < t.end_block; t.block++) {
+        if (!p->wants[ATTN__WEIGHTS_MEAN]) {
+            XI(block) b = XI(make_block)(r, &t, worker, false);
+            XI(weights_block)(r, &b);
+        } else if (t.g == 0 && t.block % t.c.head_blocks == 0) {
+            XI(mean_weights)(r, &t, worker);
+        }
     }
     attn__blas_leave(guard);
 }
@@ -307,9 +400,9 @@ static void XI(hide_in_tile)(XI(block) * b, attn__tile_state state,
                              int64_t keys)
 {
     for (int64_t j = 0; state != ATTN__TILE_FULL && j < keys; j++)
-        for (int64_t l = 0; l < b->w.lanes->n; l++)
-            if (state == ATTN__TILE_EMPTY || !XI(is_visible)(b->w.bits, j, l))
-                b->w.s[j * b->padded + l] = R_NEG_INF;
+        for (int64_t l = 0; l < b->slot.lanes->n; l++)
+            if (state == ATTN__TILE_EMPTY || !XI(is_visible)(b->w->bits, j, l))
+                b->w->s[j * b->padded + l] = R_NEG_INF;
 }
 
 /* The scores of a tile at the stages that are wanted. */
@@ -320,50 +413,56 @@ static void XI(scores_of_tile)(XI(block) * b, int64_t key, int64_t keys)
     XI(products)(b, key, keys);
     if (p->wants[ATTN__SCORES_RAW])
         (void)XI(write_tile)(b, &p->extra[ATTN__SCORES_RAW], false, key, keys,
-                             b->w.factor);
+                             b->w->factor);
     XI(cap_tile)(b, keys);
     if (p->wants[ATTN__SCORES_CAPPED])
         (void)XI(write_tile)(b, &p->extra[ATTN__SCORES_CAPPED], false, key,
-                             keys, b->w.factor);
+                             keys, b->w->factor);
     if (!p->wants[ATTN__SCORES])
         return;
     XI(add_to_tile)(b, key, keys);
     (void)XI(hide_in_tile)(b,
-                           attn__tile_visibility(b->w.bits, &p->visibility,
-                                                 &b->t->s, b->w.lanes, key,
+                           attn__tile_visibility(b->w->bits, &p->visibility,
+                                                 &b->t->s, b->slot.lanes, key,
                                                  keys, R_DTYPE),
                            keys);
     (void)XI(write_tile)(b, &p->extra[ATTN__SCORES], false, key, keys,
-                         b->w.factor);
+                         b->w->factor);
 }
 
 /* All keys that are there, visible or not: the first two stages know no mask.
  * Nothing is left out for the last one alone, for which it would pay. */
-static void XI(scores_task)(void *data, int64_t index, int32_t worker)
+static void XI(scores_block)(const run *r, const task *t, int32_t worker)
 {
     static const attn__extra stages[] = {ATTN__SCORES_RAW, ATTN__SCORES_CAPPED,
                                          ATTN__SCORES};
-    const run *r = data;
     const attn__sdpa *p = r->p;
+    XI(block) b = XI(make_block)(r, t, worker, true);
+
+    XI(pack_queries)(&b);
+    for (int64_t l = 0; l < b.padded; l++)
+        b.w->factor[l] = K(1.0);
+    for (int a = 0; a < 3; a++)
+        if (p->wants[stages[a]]) {
+            R absent = stages[a] == ATTN__SCORES ? R_NEG_INF : K(0.0);
+            XI(fill_keys)(&b, stages[a], 0, t->s.kv_begin, absent);
+            XI(fill_keys)(&b, stages[a], t->s.kv_len, p->kv_len, absent);
+        }
+    for (int64_t key = t->s.kv_begin; key < t->s.kv_len; key += p->tile.keys)
+        XI(scores_of_tile)(&b, key, MIN(p->tile.keys, t->s.kv_len - key));
+}
+
+static void XI(scores_task)(void *data, int64_t index, int32_t worker)
+{
+    const run *r = data;
     task t = find_task(r, index);
     attn__blas_guard guard;
-    XI(block) b;
 
     if (t.split != 0)
         return;
     guard = attn__blas_enter();
-    b = XI(make_block)(r, &t, worker, true);
-    XI(pack_queries)(&b);
-    for (int64_t l = 0; l < b.padded; l++)
-        b.w.factor[l] = K(1.0);
-    for (int a = 0; a < 3; a++)
-        if (p->wants[stages[a]]) {
-            R absent = stages[a] == ATTN__SCORES ? R_NEG_INF : K(0.0);
-            XI(fill_keys)(&b, stages[a], 0, t.s.kv_begin, absent);
-            XI(fill_keys)(&b, stages[a], t.s.kv_len, p->kv_len, absent);
-        }
-    for (int64_t key = t.s.kv_begin; key < t.s.kv_len; key += p->tile.keys)
-        XI(scores_of_tile)(&b, key, MIN(p->tile.keys, t.s.kv_len - key));
+    for (; t.block < t.end_block; t.block++)
+        XI(scores_block)(r, &t, worker);
     attn__blas_leave(guard);
 }
 
@@ -373,14 +472,14 @@ static void XI(scores_task)(void *data, int64_t index, int32_t worker)
 static void XI(sum_tile)(XI(block) * b, int64_t key, int64_t keys)
 {
     const attn_tensor *t = &b->p->extra[ATTN__KEY_SUMS];
-    const attn__lanes *lanes = b->w.lanes;
+    const attn__lanes *lanes = b->slot.lanes;
 
     for (int64_t j = 0; j < keys; j++) {
         R *at =
             (R *)t->data + b->t->s.b * t->stride[0] + (key + j) * t->stride[3];
         for (int64_t l = 0; l < lanes->n; l++)
             at[lanes->head[l] * t->stride[1]] +=
-                b->w.s[j * b->padded + l] * b->w.factor[l];
+                b->w->s[j * b->padded + l] * b->w->factor[l];
     }
 }
 

@@ -31,9 +31,12 @@ static void XI(scores)(XI(block) * b, int64_t key, int64_t keys)
 {
     int64_t width = b->p->width, ld;
     const R *k =
-        XI(rows_for_gemm)(b, &b->k, width, key, keys, b->w.k_copy, &ld);
+        b->held
+            ? XI(shared_rows)(b, &b->k, width, key, keys, b->w->k_copy,
+                              &b->held->k_key, &b->held->k_keys, &ld)
+            : XI(rows_for_gemm)(b, &b->k, width, key, keys, b->w->k_copy, &ld);
 
-    (void)XI(product_of_rows)(b, k, ld, keys, width, b->w.qt, b->w.s);
+    (void)XI(product_of_rows)(b, k, ld, keys, width, b->slot.qt, b->w->s);
 }
 
 /* The scores that the loop over rows has, in the layout of a tile: the weights
@@ -45,8 +48,8 @@ static void XI(scores_from_rows)(XI(block) * b, int64_t key, int64_t keys)
     XI(scores_by_rows)(b, key, keys);
     for (int64_t j = 0; j < keys; j++)
         for (int64_t l = 0; l < b->padded; l++)
-            b->w.s[j * b->padded + l] =
-                l < b->w.lanes->n ? b->w.s_rows[l * ld + j] : K(0.0);
+            b->w->s[j * b->padded + l] =
+                l < b->slot.lanes->n ? b->w->s_rows[l * ld + j] : K(0.0);
 }
 
 /* The products of a tile, in the layout of a tile. */
@@ -61,7 +64,7 @@ static void XI(products)(XI(block) * b, int64_t key, int64_t keys)
 static void XI(cap_tile)(XI(block) * b, int64_t keys)
 {
     if (b->cap_in > K(0.0))
-        b->kernels->cap(b->w.s, keys * b->padded, b->cap_in, b->cap_out);
+        b->kernels->cap(b->w->s, keys * b->padded, b->cap_in, b->cap_out);
 }
 
 /* What is added to the scores of a tile. */
@@ -69,16 +72,16 @@ static void XI(add_to_tile)(XI(block) * b, int64_t key, int64_t keys)
 {
     const attn__sdpa *p = b->p;
 
-    if (b->w.slope) {
+    if (b->slot.slope) {
         for (int64_t l = 0; l < b->padded; l++)
-            b->w.distance[l] =
-                l < b->w.lanes->n ? XI(distance)(b, l, key) : K(0.0);
-        b->kernels->alibi(b->w.s, b->padded, keys, b->padded, b->w.slope,
-                          b->w.distance);
+            b->w->distance[l] =
+                l < b->slot.lanes->n ? XI(distance)(b, l, key) : K(0.0);
+        b->kernels->alibi(b->w->s, b->padded, keys, b->padded, b->slot.slope,
+                          b->w->distance);
     }
     if (p->visibility.num_add > 0)
-        (void)XI(add_masks)(b->w.s, b->padded, keys, b->padded, &p->visibility,
-                            &b->t->s, b->w.lanes, key, b->w.gather);
+        (void)XI(add_masks)(b->w->s, b->padded, keys, b->padded, &p->visibility,
+                            &b->t->s, b->slot.lanes, key, b->w->gather);
 }
 
 /* Final scores of a tile but for what is hidden. */
@@ -92,7 +95,7 @@ static void XI(tile_scores)(XI(block) * b, int64_t key, int64_t keys)
 /* The bits by key for the softmax of a tile. */
 static const uint64_t *XI(hidden)(const XI(block) * b, attn__tile_state state)
 {
-    return state == ATTN__TILE_MIXED ? b->w.bits->by_key[0] : NULL;
+    return state == ATTN__TILE_MIXED ? b->w->bits->by_key[0] : NULL;
 }
 
 static void XI(add_values)(XI(block) * b, attn__tile_state state, int64_t key,
@@ -103,40 +106,106 @@ static void XI(add_values)(XI(block) * b, attn__tile_state state, int64_t key,
     bool clean = b->careful && state == ATTN__TILE_MIXED;
     const R *v = XI(values_of_tile)(b, key, keys, clean, &ld);
 
-    (void)XI(gemm)(&p->blas, true, p->v_width, b->padded, keys, v, ld, b->w.s,
-                   b->padded, !first, b->w.ot, b->padded);
+    (void)XI(gemm)(&p->blas, true, p->v_width, b->padded, keys, v, ld, b->w->s,
+                   b->padded, !first, b->slot.ot, b->padded);
     if (clean)
-        (void)XI(add_nonfinite)(b, key, keys, b->w.s, b->padded, 1, b->w.ot,
+        (void)XI(add_nonfinite)(b, key, keys, b->w->s, b->padded, 1, b->slot.ot,
                                 b->padded, 1);
 }
 
-/* Tiles [begin, end) of the block: afterwards ot, m, l and seen hold the
+/* Nothing above it in this block yet, or one more tile. */
+static void XI(attend_tile)(XI(block) * b, int64_t key, int64_t keys)
+{
+    attn__tile_state state =
+        attn__tile_trimmed(b->w->bits, &b->p->visibility, &b->t->s,
+                           b->slot.lanes, &key, &keys, R_DTYPE);
+    bool moved;
+
+    if (state == ATTN__TILE_EMPTY)
+        return;
+    XI(tile_scores)(b, key, keys);
+    moved = b->kernels->softmax(b->w->s, b->padded, keys, b->padded, b->slot.m,
+                                b->slot.l, b->w->alpha, b->unit,
+                                XI(hidden)(b, state), b->slot.moments);
+    if (moved && b->any_tile)
+        b->kernels->rescale(b->slot.ot, b->padded, b->p->v_width, b->padded,
+                            b->w->alpha);
+    XI(add_values)(b, state, key, keys, !b->any_tile);
+    XI(note_seen)(b, state, keys);
+    b->any_tile = true;
+}
+
+/* Before the first tile, and after the last: then ot, m, l and seen hold the
  * result, not yet divided by the sum. */
+static void XI(begin_tiles)(XI(block) * b)
+{
+    XI(reset)(b);
+    b->any_tile = false;
+}
+
+static void XI(end_tiles)(const XI(block) * b)
+{
+    for (int64_t a = 0; !b->any_tile && a < b->p->v_width * b->padded; a++)
+        b->slot.ot[a] = K(0.0);
+}
+
+/* Tiles [begin, end) of a block. */
 static void XI(attend)(XI(block) * b, const XI(tiles) * tiles, int64_t begin,
                        int64_t end)
 {
-    bool first = true;
-
+    XI(begin_tiles)(b);
     for (int64_t index = begin; index < end; index++) {
         int64_t keys;
         int64_t key = XI(tile_keys)(tiles, index, &keys);
-        attn__tile_state state =
-            attn__tile_trimmed(b->w.bits, &b->p->visibility, &b->t->s,
-                               b->w.lanes, &key, &keys, R_DTYPE);
-        bool moved;
-        if (state == ATTN__TILE_EMPTY)
-            continue;
-        XI(tile_scores)(b, key, keys);
-        moved = b->kernels->softmax(b->w.s, b->padded, keys, b->padded, b->w.m,
-                                    b->w.l, b->w.alpha, b->unit,
-                                    XI(hidden)(b, state), b->w.moments);
-        if (moved && !first)
-            b->kernels->rescale(b->w.ot, b->padded, b->p->v_width, b->padded,
-                                b->w.alpha);
-        XI(add_values)(b, state, key, keys, first);
-        XI(note_seen)(b, state, keys);
-        first = false;
+        XI(attend_tile)(b, key, keys);
     }
-    for (int64_t a = 0; first && a < b->p->v_width * b->padded; a++)
-        b->w.ot[a] = K(0.0);
+    XI(end_tiles)(b);
+}
+
+/* Can the tiles of two blocks be gone through together? Those of one may end
+ * before those of the other do. */
+static bool XI(tiles_agree)(const XI(tiles) * x, const XI(tiles) * y)
+{
+    return x->run[0].count == 0 && y->run[0].count == 0 &&
+           x->run[1].begin == y->run[1].begin &&
+           x->run[1].origin == y->run[1].origin &&
+           x->run[1].size == y->run[1].size;
+}
+
+/*
+ * The same of some blocks of one head whose tiles agree, each tile for all of
+ * them in turn; nothing that one computes depends on the others. The last sees
+ * the most keys.
+ */
+static void XI(attend_together)(XI(block) * blocks, const XI(tiles) * tiles,
+                                int64_t n)
+{
+    XI(held) held = {0};
+
+    for (int64_t a = 0; a < n; a++) {
+        XI(begin_tiles)(&blocks[a]);
+        blocks[a].held = &held;
+    }
+    for (int64_t index = 0;; index++) {
+        bool any = false;
+        held.keys = 0;
+        for (int64_t a = n - 1; a >= 0; a--) {
+            int64_t key, keys;
+            if (index >= tiles[a].run[1].count)
+                continue;
+            key = XI(tile_keys)(&tiles[a], index, &keys);
+            if (keys > held.keys) {
+                held.key = key;
+                held.keys = keys;
+            }
+            XI(attend_tile)(&blocks[a], key, keys);
+            any = true;
+        }
+        if (!any)
+            break;
+    }
+    for (int64_t a = 0; a < n; a++) {
+        XI(end_tiles)(&blocks[a]);
+        blocks[a].held = NULL;
+    }
 }

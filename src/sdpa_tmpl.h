@@ -1,5 +1,5 @@
 /*
- * Template of the engine: one block of queries against all keys it sees. Here
+ * Template of the engine: blocks of queries against all keys they see. Here
  * its scratch memory, its queries, its keys and its results; the loop over
  * tiles is in sdpa_tiles_tmpl.h (many queries, products through GEMM) and
  * sdpa_rows_tmpl.h (few), the tasks made of blocks in sdpa_tasks_tmpl.h.
@@ -15,10 +15,15 @@
  * the whole row never exists: the maximum and the sum run along (online
  * softmax: Milakov and Gimelshein, arXiv:1805.02867).
  *
- * Tried and not kept: copying K and V rows that lie far apart ((B,T,H,D)) to
- * adjacent ones per tile (T = 128..1024: 6 to 9 % slower; the kernels read
- * strided rows nearly as well); asking for K and V of the next head during the
- * last block of this one (8 x 12 heads, T = 128: 7 % slower).
+ * Blocks of one head go through the same tiles together, up to STRIP_LANES
+ * queries: a tile of K and V comes from memory once for all of them, and where
+ * its rows lie apart, as in (B,T,H,D), it is copied once for all of them.
+ *
+ * Tried and not kept: such copies for one block alone (T = 128..1024: 6 to 9 %
+ * slower); asking for K and V of the next head during the last block of this
+ * one (8 x 12 heads, T = 128: 7 % slower), or for those of the next tile before
+ * each block's products (0.99 to 1.01: as many lines at once take as long as
+ * they do later).
  *
  * Needs the real vocabulary, and what sdpa.c defines before including this.
  */
@@ -56,43 +61,82 @@ static void XI(fill_rows)(const attn_tensor *t, int64_t b, int64_t first,
 
 /* -------------------------------------------------------------- Blocks -- */
 
-/* Scratch memory of a worker. Arrays over lanes have most_lanes(p) elements. */
+/* Scratch memory of a block, as long as it is under way: one block of a strip
+ * waits while another is computed. Arrays over lanes have most_lanes(p)
+ * elements. */
+typedef struct XI(slot) {
+    R *qt;               /* D x lanes */
+    R *ot;               /* Dv x lanes */
+    R *m, *l;            /* running maximum and sum */
+    R *moments;          /* MOMENTS x lanes, if wanted */
+    R *slope;            /* ALiBi's */
+    unsigned char *seen; /* has the lane seen any key? */
+    attn__lanes *lanes;
+} XI(slot);
+
+/* Scratch memory of a worker. */
 typedef struct XI(worker) {
-    R *qt;     /* D x lanes */
-    R *s;      /* keys x lanes */
-    R *ot;     /* Dv x lanes */
-    R *k_copy; /* keys x D, where K cannot be used in place */
-    R *v_copy; /* keys x Dv */
-    R *gather; /* keys x lanes, rows of masks */
-    R *q_rows; /* few queries: q, scores and output by rows */
+    XI(slot) * slots; /* most_slots(p), or 1 */
+    R *s;             /* keys x lanes */
+    R *k_copy;        /* keys x D, where K cannot be used in place */
+    R *v_copy;        /* keys x Dv */
+    R *gather;        /* keys x lanes, rows of masks */
+    R *q_rows;        /* few queries: q, scores and output by rows */
     R *s_rows;
     R *o_rows;
     R *o_tile;
     const void **k_rows; /* addresses of the rows of a tile, and some more */
     const void **v_rows;
-    R *m, *l; /* running maximum and sum */
     R *alpha;
-    R *factor;           /* 1 / sum */
-    R *moments;          /* MOMENTS x lanes, if wanted */
-    R *slope, *distance; /* ALiBi's, and from key 0 of the tile */
-    unsigned char *seen; /* has the lane seen any key? */
+    R *factor;   /* 1 / sum */
+    R *distance; /* ALiBi's, from key 0 of the tile */
     const R **rows;
     R **out_rows;
-    attn__lanes *lanes;
     attn__tile_bits *bits;
 } XI(worker);
 
-static XI(worker) XI(cut_worker)(const attn__sdpa *p, attn__bump *bump)
+/* All of a slot but Qt and Ot. */
+static XI(slot)
+    XI(cut_slot)(const attn__sdpa *p, int64_t lanes, attn__bump *bump)
+{
+    XI(slot) s = {0};
+
+    s.m = attn__bump_take(bump, lanes, sizeof(R));
+    s.l = attn__bump_take(bump, lanes, sizeof(R));
+    if (attn__wants_moments(p))
+        s.moments = attn__bump_take(bump, MOMENTS * lanes, sizeof(R));
+    if (p->alibi.data)
+        s.slope = attn__bump_take(bump, lanes, sizeof(R));
+    s.seen = attn__bump_take(bump, lanes, 1);
+    s.lanes = attn__bump_take(bump, 1, sizeof(attn__lanes));
+    return s;
+}
+
+static XI(worker)
+    XI(cut_worker)(const attn__sdpa *p, int64_t slots, attn__bump *bump)
 {
     int64_t lanes = most_lanes(p);
     int64_t keys =
         MIN(attn__round_up(MIN(p->kv_len, ATTN__MAX_KEYS), 4), p->most_keys);
     int64_t row_keys = MIN(p->kv_len, ROW_TILE);
+    R *qt = attn__bump_take(bump, strip_elements(p, lanes, slots, p->width),
+                            sizeof(R));
+    R *ot = attn__bump_take(bump, strip_elements(p, lanes, slots, p->v_width),
+                            sizeof(R));
     XI(worker) w;
 
-    w.qt = attn__bump_take(bump, p->width * lanes, sizeof(R));
+    w.slots = attn__bump_take(bump, slots, sizeof(XI(slot)));
+    for (int64_t n = 0; n < slots; n++) {
+        XI(slot) s = XI(cut_slot)(p, lanes, bump);
+        if (!w.slots)
+            continue;
+        w.slots[n] = s;
+        if (n > 0 && n >= most_strip(p))
+            continue; /* of narrower heads */
+        w.slots[n].qt = qt + n * p->width * lanes;
+        w.slots[n].ot = ot + n * p->v_width * lanes;
+    }
     w.s = attn__bump_take(bump, keys * lanes, sizeof(R));
-    w.ot = attn__bump_take(bump, p->v_width * lanes, sizeof(R));
     w.k_copy = attn__bump_take(
         bump, attn__tile_copy_elements(&p->blas, R_DTYPE, keys, p->width),
         sizeof(R));
@@ -118,47 +162,46 @@ static XI(worker) XI(cut_worker)(const attn__sdpa *p, attn__bump *bump)
         attn__bump_take(bump, row_keys + ATTN__AHEAD_ROWS, sizeof(void *));
     w.v_rows =
         attn__bump_take(bump, row_keys + ATTN__AHEAD_ROWS, sizeof(void *));
-    w.m = attn__bump_take(bump, lanes, sizeof(R));
-    w.l = attn__bump_take(bump, lanes, sizeof(R));
     w.alpha = attn__bump_take(bump, lanes, sizeof(R));
     w.factor = attn__bump_take(bump, lanes, sizeof(R));
-    w.moments = NULL;
-    if (attn__wants_moments(p))
-        w.moments = attn__bump_take(bump, MOMENTS * lanes, sizeof(R));
-    w.slope = NULL;
     w.distance = NULL;
-    if (p->alibi.data) {
-        w.slope = attn__bump_take(bump, lanes, sizeof(R));
+    if (p->alibi.data)
         w.distance = attn__bump_take(bump, lanes, sizeof(R));
-    }
-    w.seen = attn__bump_take(bump, lanes, 1);
     w.rows = attn__bump_take(bump, lanes, sizeof(R *));
     w.out_rows = attn__bump_take(bump, lanes, sizeof(R *));
-    w.lanes = attn__bump_take(bump, 1, sizeof(attn__lanes));
     w.bits = attn__bump_take(bump, 1, sizeof(attn__tile_bits));
     return w;
 }
 
 /* Those of all workers, once a call: a task of a few queries takes little
  * longer than cutting. */
-static void *XI(cut_workers)(const attn__sdpa *p, attn__bump *bump)
+static void *XI(cut_workers)(const attn__sdpa *p, int64_t slots,
+                             attn__bump *bump)
 {
     XI(worker) *workers = attn__bump_take(bump, p->threads, sizeof(XI(worker)));
 
     for (int32_t t = 0; t < p->threads; t++) {
-        XI(worker) w = XI(cut_worker)(p, bump);
+        XI(worker) w = XI(cut_worker)(p, slots, bump);
         if (workers)
             workers[t] = w;
     }
     return workers;
 }
 
+/* The keys [key, key + keys) of the tile at hand, and those whose rows of K and
+ * V are in the worker's copies. */
+typedef struct XI(held) {
+    int64_t key, keys;
+    int64_t k_key, k_keys, v_key, v_keys;
+} XI(held);
+
 /* A block of queries, with all that its loops need. */
 typedef struct XI(block) {
     const attn__sdpa *p;
     const task *t;
     const XI(kernels) * kernels;
-    XI(worker) w;
+    const XI(worker) * w;
+    XI(slot) slot;
     int64_t padded;    /* lanes, rounded up to whole vectors: the ld of tiles */
     R unit;            /* of the scores, see kernels.h */
     double pack_scale; /* what q is multiplied by */
@@ -166,8 +209,11 @@ typedef struct XI(block) {
     bool by_rows;      /* few queries: no GEMM */
     bool in_rows;      /* the output is in o_rows, not in ot */
     bool careful;      /* hidden values may be NaN or inf */
+    bool any_tile;     /* ot holds a result */
+    bool whole_tiles;  /* all tiles but the last have as many keys */
     key_rows k, v;     /* of this sequence and head */
     int storage;       /* of their numbers, see kernels.h */
+    XI(held) * held;   /* what blocks of a strip share; NULL: alone */
 } XI(block);
 
 /* Element (i, h) of a tensor that runs along the queries, its last index 0. */
@@ -184,7 +230,7 @@ static void XI(set_lanes)(XI(block) * b)
 {
     const task *t = b->t;
     const cut *c = &t->c;
-    attn__lanes *lanes = b->w.lanes;
+    attn__lanes *lanes = b->slot.lanes;
     int64_t first_i = block_begin(c, &t->s, t->block);
     int64_t first_h = t->block % c->head_blocks * c->heads;
     int64_t end_i = block_begin(c, &t->s, t->block + c->head_blocks);
@@ -222,7 +268,7 @@ static bool XI(has_rows)(const attn_tensor *t)
 static void XI(pack_rows)(XI(block) * b)
 {
     const attn__sdpa *p = b->p;
-    const attn__lanes *lanes = b->w.lanes;
+    const attn__lanes *lanes = b->slot.lanes;
     double scale = b->pack_scale;
     int64_t stride = p->q.stride[3];
     int64_t ld = attn__round_up(p->width, lane_step(R_DTYPE));
@@ -231,7 +277,7 @@ static void XI(pack_rows)(XI(block) * b)
 
     for (int64_t l = 0; l < lanes->n; l++) {
         const R *from = XI(query_at)(&p->q, b, lanes->head[l], lanes->i[l]);
-        R *to = b->w.q_rows + l * ld;
+        R *to = b->w->q_rows + l * ld;
         for (int64_t d = 0; d < whole; d += 2 * half)
             for (int64_t i = 0; i < half; i++) {
                 const R *pair = from + (d + 2 * i) * stride;
@@ -248,20 +294,20 @@ static void XI(pack_rows)(XI(block) * b)
 static void XI(pack_columns)(XI(block) * b, const attn_tensor *t, double scale,
                              R *to)
 {
-    const attn__lanes *lanes = b->w.lanes;
+    const attn__lanes *lanes = b->slot.lanes;
     int64_t width = t->shape[3], stride = t->stride[3];
 
     for (int64_t l = 0; l < lanes->n; l++)
-        b->w.rows[l] = XI(query_at)(t, b, lanes->head[l], lanes->i[l]);
+        b->w->rows[l] = XI(query_at)(t, b, lanes->head[l], lanes->i[l]);
     if (XI(has_rows)(t) && fabs(scale) <= (double)R_MAX) {
-        b->kernels->pack(b->w.rows, lanes->n, b->padded, width, (R)scale, to,
+        b->kernels->pack(b->w->rows, lanes->n, b->padded, width, (R)scale, to,
                          b->padded);
         return;
     }
     for (int64_t d = 0; d < width; d++)
         for (int64_t l = 0; l < b->padded; l++)
             to[d * b->padded + l] =
-                l < lanes->n ? XI(scaled)(b->w.rows[l][d * stride], scale)
+                l < lanes->n ? XI(scaled)(b->w->rows[l][d * stride], scale)
                              : K(0.0);
 }
 
@@ -271,7 +317,7 @@ static void XI(pack_queries)(XI(block) * b)
     if (b->by_rows)
         XI(pack_rows)(b);
     else
-        XI(pack_columns)(b, &b->p->q, b->pack_scale, b->w.qt);
+        XI(pack_columns)(b, &b->p->q, b->pack_scale, b->slot.qt);
 }
 
 /*
@@ -335,10 +381,10 @@ static R XI(per_head)(const attn__per_head *of, int64_t b, int64_t head)
 
 static void XI(set_slopes)(XI(block) * b)
 {
-    const attn__lanes *lanes = b->w.lanes;
+    const attn__lanes *lanes = b->slot.lanes;
 
     for (int64_t l = 0; l < b->padded; l++)
-        b->w.slope[l] =
+        b->slot.slope[l] =
             l < lanes->n ? XI(per_head)(&b->p->alibi, b->t->s.b, lanes->head[l])
                          : K(0.0);
 }
@@ -346,7 +392,7 @@ static void XI(set_slopes)(XI(block) * b)
 /* From key `key` to the position of a lane's query. */
 static R XI(distance)(const XI(block) * b, int64_t lane, int64_t key)
 {
-    int64_t p = attn__clamped_sum(b->t->s.offset, b->w.lanes->i[lane]);
+    int64_t p = attn__clamped_sum(b->t->s.offset, b->slot.lanes->i[lane]);
 
     return (R)attn__clamped_sum(p, -key);
 }
@@ -361,7 +407,8 @@ static XI(block)
     b = {.p = p, .t = t, .kernels = XI(kernels_get)()};
     bool added = plain || p->visibility.num_add > 0 || p->alibi.data;
 
-    b.w = ((const XI(worker) *)r->workers)[worker];
+    b.w = (const XI(worker) *)r->workers + worker;
+    b.slot = b.w->slots[t->slot];
     XI(set_cap)(&b, added, plain);
     b.k = find_rows(p, &p->k, t->s.b, t->g, t->kv_row);
     b.v = find_rows(p, &p->v, t->s.b, t->g, t->kv_row);
@@ -394,6 +441,8 @@ static int64_t XI(tile_size)(const XI(block) * b, int64_t n, int64_t tile)
 {
     int64_t of = b->p->visibility.blocks.block_k;
 
+    if (of == 0 && b->whole_tiles)
+        return tile;
     if (of == 0)
         return attn__round_up(attn__ceil_div(n, attn__ceil_div(n, tile)), 4);
     if (of > tile)
@@ -404,7 +453,7 @@ static int64_t XI(tile_size)(const XI(block) * b, int64_t n, int64_t tile)
 /* Only the keys [begin, end) of a block. */
 static void XI(clip_keys)(XI(block) * b, int64_t begin, int64_t end)
 {
-    attn__lanes *lanes = b->w.lanes;
+    attn__lanes *lanes = b->slot.lanes;
 
     lanes->low = MAX(lanes->low, begin);
     lanes->high = MIN(lanes->high, end);
@@ -415,7 +464,7 @@ static void XI(clip_keys)(XI(block) * b, int64_t begin, int64_t end)
 /* tile: the most keys of one. */
 static XI(tiles) XI(cut_keys)(const XI(block) * b, int64_t tile)
 {
-    const attn__lanes *lanes = b->w.lanes;
+    const attn__lanes *lanes = b->slot.lanes;
     int64_t low = lanes->low, high = MAX(lanes->high, lanes->low);
     int64_t keep_low = lanes->keep_low;
     int64_t keep_high = MAX(lanes->keep_high, keep_low);
@@ -542,6 +591,37 @@ static const R *XI(rows_for_gemm)(const XI(block) * b, const key_rows *k,
     return copy;
 }
 
+/*
+ * The same of a block that shares its tile. Rows that do not lie one after the
+ * other are copied for all: those of (B,T,H,D) lie some KiB apart, use a
+ * quarter or less of the sets of a cache, and are more pages than its prefetch
+ * or its first level of addresses covers.
+ */
+static const R *XI(shared_rows)(const XI(block) * b, const key_rows *k,
+                                int64_t width, int64_t key, int64_t keys,
+                                R *copy, int64_t *held_key, int64_t *held_keys,
+                                int64_t *ld)
+{
+    const XI(held) *h = b->held;
+    int64_t adjacent;
+
+    if (!h || (b->storage == ATTN__STORED_SAME &&
+               k->row == width * (int64_t)sizeof(R) &&
+               k->column == (int64_t)sizeof(R)))
+        return XI(rows_for_gemm)(b, k, width, key, keys, copy, ld);
+    if (key < *held_key || key + keys > *held_key + *held_keys) {
+        for (int64_t j = 0; j < h->keys; j += adjacent) {
+            const unsigned char *from =
+                key_row(k, h->key + j, h->keys - j, &adjacent);
+            XI(copy_rows)(b, k, from, adjacent, width, copy + j * width);
+        }
+        *held_key = h->key;
+        *held_keys = h->keys;
+    }
+    *ld = MAX(width, 1);
+    return copy + (key - *held_key) * width;
+}
+
 static bool XI(is_visible)(const attn__tile_bits *bits, int64_t j, int64_t lane)
 {
     return bits->by_lane[lane][j / 64] >> (j % 64) & 1;
@@ -558,9 +638,13 @@ static const R *XI(values_of_tile)(XI(block) * b, int64_t key, int64_t keys,
                                    bool clean, int64_t *ld)
 {
     int64_t width = b->p->v_width;
-    R *copy = b->w.v_copy;
-    const R *v = XI(rows_for_gemm)(b, &b->v, width, key, keys, copy, ld);
+    R *copy = b->w->v_copy;
+    const R *v;
 
+    if (b->held)
+        return XI(shared_rows)(b, &b->v, width, key, keys, copy,
+                               &b->held->v_key, &b->held->v_keys, ld);
+    v = XI(rows_for_gemm)(b, &b->v, width, key, keys, copy, ld);
     if (!clean)
         return v;
     for (int64_t j = 0; j < keys; j++)
@@ -586,8 +670,8 @@ static void XI(add_nonfinite)(XI(block) * b, int64_t key, int64_t keys,
                 b, key_row(&b->v, key + j, 1, &adjacent) + e * b->v.column, &x);
             if (x - x == K(0.0))
                 continue;
-            for (int64_t l = 0; l < b->w.lanes->n; l++)
-                if (XI(is_visible)(b->w.bits, j, l))
+            for (int64_t l = 0; l < b->slot.lanes->n; l++)
+                if (XI(is_visible)(b->w->bits, j, l))
                     o[e * o_column + l * o_lane] +=
                         x * s[j * s_key + l * s_lane];
         }
@@ -597,24 +681,24 @@ static void XI(add_nonfinite)(XI(block) * b, int64_t key, int64_t keys,
 static void XI(note_seen)(XI(block) * b, attn__tile_state state, int64_t keys)
 {
     if (state == ATTN__TILE_FULL) {
-        memset(b->w.seen, 1, (size_t)b->padded);
+        memset(b->slot.seen, 1, (size_t)b->padded);
         return;
     }
-    for (int64_t l = 0; l < b->w.lanes->n; l++)
+    for (int64_t l = 0; l < b->slot.lanes->n; l++)
         for (int64_t w = 0; 64 * w < keys; w++)
-            b->w.seen[l] |= b->w.bits->by_lane[l][w] != 0;
+            b->slot.seen[l] |= b->w->bits->by_lane[l][w] != 0;
 }
 
 /* Nothing seen yet. */
 static void XI(reset)(XI(block) * b)
 {
     for (int64_t l = 0; l < b->padded; l++) {
-        b->w.m[l] = R_NEG_INF;
-        b->w.l[l] = K(0.0);
-        b->w.seen[l] = 0;
+        b->slot.m[l] = R_NEG_INF;
+        b->slot.l[l] = K(0.0);
+        b->slot.seen[l] = 0;
     }
-    for (int64_t a = 0; b->w.moments && a < MOMENTS * b->padded; a++)
-        b->w.moments[a] = K(0.0);
+    for (int64_t a = 0; b->slot.moments && a < MOMENTS * b->padded; a++)
+        b->slot.moments[a] = K(0.0);
 }
 
 /* --------------------------------------------------------------- Results -- */
@@ -624,14 +708,14 @@ static void XI(reset)(XI(block) * b)
  * makes of it. */
 static double XI(lse_of)(const XI(block) * b, int64_t l)
 {
-    double m = (double)b->w.m[l];
+    double m = (double)b->slot.m[l];
 
-    if (!b->w.seen[l])
+    if (!b->slot.seen[l])
         return -HUGE_VAL;
-    if (b->w.l[l] == K(0.0))
+    if (b->slot.l[l] == K(0.0))
         return (double)
             NAN; /* all visible scores are -inf: 0/0, as in the formula */
-    return log((double)b->w.l[l]) +
+    return log((double)b->slot.l[l]) +
            (b->unit > K(0.0) ? m * (double)b->unit / LOG2_E : m);
 }
 
@@ -643,11 +727,11 @@ static double XI(lse_of)(const XI(block) * b, int64_t l)
 static void XI(add_sink)(const XI(block) * b, int64_t l, R *lse)
 {
     double sink =
-        (double)XI(per_head)(&b->p->sinks, b->t->s.b, b->w.lanes->head[l]);
+        (double)XI(per_head)(&b->p->sinks, b->t->s.b, b->slot.lanes->head[l]);
     double before = XI(lse_of)(b, l), above;
 
     /* All that is visible is -inf: beside the sink that is nothing. */
-    if (b->w.seen[l] && b->w.l[l] == K(0.0))
+    if (b->slot.seen[l] && b->slot.l[l] == K(0.0))
         before = -HUGE_VAL;
     /* A sink that is not there; or a row without a key, whose LSE it is. */
     if (sink == -HUGE_VAL)
@@ -655,10 +739,10 @@ static void XI(add_sink)(const XI(block) * b, int64_t l, R *lse)
     above = sink - before;
     /* No weights, whatever the sink is, without a key; and none where all that
      * is visible is -inf: before is, and 1/sum is inf. */
-    if (!b->w.seen[l] || above == HUGE_VAL)
-        b->w.factor[l] = K(0.0);
+    if (!b->slot.seen[l] || above == HUGE_VAL)
+        b->w->factor[l] = K(0.0);
     else
-        b->w.factor[l] = (R)((double)b->w.factor[l] / (1.0 + exp(above)));
+        b->w->factor[l] = (R)((double)b->w->factor[l] / (1.0 + exp(above)));
     *lse = (R)(above > 0.0 ? sink + log1p(exp(-above))
                            : before + log1p(exp(above)));
 }
@@ -669,17 +753,17 @@ static void XI(add_sink)(const XI(block) * b, int64_t l, R *lse)
 static void XI(write_moments)(const XI(block) * b, int64_t l)
 {
     const attn__sdpa *p = b->p;
-    const R *moments = b->w.moments + l;
-    int64_t head = b->w.lanes->head[l], i = b->w.lanes->i[l];
-    double f = (double)b->w.factor[l], results[3] = {0.0, 0.0, 0.0};
+    const R *moments = b->slot.moments + l;
+    int64_t head = b->slot.lanes->head[l], i = b->slot.lanes->i[l];
+    double f = (double)b->w->factor[l], results[3] = {0.0, 0.0, 0.0};
     double unit = b->unit > K(0.0) ? (double)b->unit / LOG2_E : 1.0;
 
-    if (b->w.seen[l]) {
+    if (b->slot.seen[l]) {
         results[0] = f * (double)moments[0];
         results[1] = 1.0 / (f * f * (double)moments[b->padded]);
         /* w ln w is 0 where w is, as where a sink takes it all. */
         results[2] = -f * (unit * (double)moments[2 * b->padded] +
-                           (f == 0.0 ? 0.0 : log(f)) * (double)b->w.l[l]);
+                           (f == 0.0 ? 0.0 : log(f)) * (double)b->slot.l[l]);
         /* The rest of a rounding, where one weight is 1; -0 too. */
         results[2] = results[2] <= 0.0 ? 0.0 : results[2];
     }
@@ -694,8 +778,8 @@ static R *XI(stats_at)(const run *r, const XI(block) * b, int64_t l)
 {
     const attn__sdpa *p = b->p;
     int64_t batch = p->cu_q ? 0 : b->t->s.b;
-    int64_t row = (batch * p->heads + b->w.lanes->head[l]) * p->q.shape[2] +
-                  b->t->q_row + b->w.lanes->i[l];
+    int64_t row = (batch * p->heads + b->slot.lanes->head[l]) * p->q.shape[2] +
+                  b->t->q_row + b->slot.lanes->i[l];
 
     return (R *)r->stats + 2 * row;
 }
@@ -703,42 +787,42 @@ static R *XI(stats_at)(const run *r, const XI(block) * b, int64_t l)
 static void XI(write_block)(const run *r, XI(block) * b)
 {
     const attn__sdpa *p = b->p;
-    const attn__lanes *lanes = b->w.lanes;
+    const attn__lanes *lanes = b->slot.lanes;
     int64_t stride = p->out.stride[3];
 
     for (int64_t l = 0; l < b->padded; l++)
-        b->w.factor[l] = b->w.seen[l] ? K(1.0) / b->w.l[l] : K(0.0);
+        b->w->factor[l] = b->slot.seen[l] ? K(1.0) / b->slot.l[l] : K(0.0);
     for (int64_t l = 0; l < lanes->n; l++) {
         R lse = p->wants[ATTN__LSE] ? (R)XI(lse_of)(b, l) : K(0.0);
-        b->w.out_rows[l] =
+        b->w->out_rows[l] =
             XI(query_at)(&p->out, b, lanes->head[l], lanes->i[l]);
         if (p->sinks.data)
             XI(add_sink)(b, l, &lse);
         if (p->wants[ATTN__LSE])
             *XI(query_at)(&p->extra[ATTN__LSE], b, lanes->head[l],
                           lanes->i[l]) = lse;
-        if (b->w.moments)
+        if (b->slot.moments)
             XI(write_moments)(b, l);
         if (r->stats) {
             R *stats = XI(stats_at)(r, b, l);
-            stats[0] = b->w.m[l];
-            stats[1] = b->w.factor[l];
+            stats[0] = b->slot.m[l];
+            stats[1] = b->w->factor[l];
         }
     }
     if (b->in_rows) {
         for (int64_t l = 0; l < lanes->n; l++)
             for (int64_t e = 0; e < p->v_width; e++)
-                b->w.out_rows[l][e * stride] =
-                    b->w.o_rows[l * p->v_width + e] * b->w.factor[l];
+                b->w->out_rows[l][e * stride] =
+                    b->w->o_rows[l * p->v_width + e] * b->w->factor[l];
         return;
     }
     if (stride == 1 || p->v_width <= 1) {
-        b->kernels->unpack(b->w.ot, b->padded, lanes->n, p->v_width,
-                           b->w.factor, b->w.out_rows, false);
+        b->kernels->unpack(b->slot.ot, b->padded, lanes->n, p->v_width,
+                           b->w->factor, b->w->out_rows, false);
         return;
     }
     for (int64_t l = 0; l < lanes->n; l++)
         for (int64_t e = 0; e < p->v_width; e++)
-            b->w.out_rows[l][e * stride] =
-                b->w.ot[e * b->padded + l] * b->w.factor[l];
+            b->w->out_rows[l][e * stride] =
+                b->slot.ot[e * b->padded + l] * b->w->factor[l];
 }

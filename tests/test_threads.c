@@ -7,6 +7,7 @@
 #include "kit.h"
 #include "train.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -304,6 +305,96 @@ static void test_sdpa__bits_do_not_depend_on_the_rest_of_the_batch(void **state)
     drop_bits(&whole);
     drop_problem(&x);
     attn_context_destroy(context);
+}
+
+/* The same numbers in other places: adjacent, by token, by column. */
+enum { ADJACENT, BY_TOKEN, BY_COLUMN, PLACES };
+
+static attn_tensor placed(const attn_tensor *from, int place)
+{
+    const int64_t *n = from->shape;
+    attn_tensor t = kit_make(from->dtype, n[0], n[1], n[2], n[3]);
+    if (place == BY_TOKEN) {
+        t.stride[0] = n[1] * n[2] * n[3];
+        t.stride[1] = n[3];
+        t.stride[2] = n[1] * n[3];
+    } else if (place == BY_COLUMN) {
+        t.stride[2] = 1;
+        t.stride[3] = n[2];
+    }
+    for (int64_t b = 0; b < n[0]; b++)
+        for (int64_t h = 0; h < n[1]; h++)
+            for (int64_t i = 0; i < n[2]; i++)
+                for (int64_t d = 0; d < n[3]; d++)
+                    kit_set(&t, b, h, i, d, kit_get(from, b, h, i, d));
+    return t;
+}
+
+static bool is_near(const attn_tensor *x, const attn_tensor *y)
+{
+    const int64_t *n = x->shape;
+    for (int64_t b = 0; b < n[0]; b++)
+        for (int64_t h = 0; h < n[1]; h++)
+            for (int64_t i = 0; i < n[2]; i++)
+                for (int64_t d = 0; d < n[3]; d++) {
+                    const double a = kit_get(x, b, h, i, d);
+                    const double c = kit_get(y, b, h, i, d);
+                    if (!(a - c < 1e-5 && c - a < 1e-5) &&
+                        !(isnan(a) && isnan(c)))
+                        return false;
+                }
+    return true;
+}
+
+/* One thread takes several blocks of queries through the keys together, many
+ * threads one each, and rows that lie apart are copied for the former only. A
+ * hidden value that is NaN has the block done again. */
+static void test_sdpa__bits_do_not_depend_on_blocks_at_a_time(void **state)
+{
+    (void)state;
+    static const struct shape tall[] = {
+        {ATTN_F32, 2, 3, 3, 400, 300, 40, 24, 0},
+        {ATTN_F32, 1, 4, 2, 333, 333, 24, 64, 1},
+        {ATTN_F64, 1, 2, 2, 270, 150, 16, 40, 0},
+        {ATTN_F64, 1, 2, 1, 300, 300, 40, 16, 1},
+    };
+    attn_context *alone = make_context(64, in_reverse, NULL);
+    kit_seed(77);
+    for (size_t n = 0; n < COUNT(tall); n++)
+        for (int masked = 0; masked < 3; masked++) {
+            struct problem x;
+            make_problem(&x, &tall[n], masked > 0);
+            for (int64_t i = 0; masked > 0 && i < tall[n].Tq; i++) {
+                for (int64_t b = 0; b < tall[n].B; b++)
+                    kit_set(&x.mask.view, b, 0, i, 7, i % 3 != 0);
+            }
+            if (masked == 2)
+                kit_set(&x.v, 0, 1 % tall[n].Hkv, 7, 3, NAN);
+            const attn_tensor k = x.k, v = x.v;
+            attn_tensor first = kit_make(x.out.dtype, tall[n].B, tall[n].Hq,
+                                         tall[n].Tq, tall[n].Dv);
+            for (int place = 0; place < PLACES; place++) {
+                x.k = placed(&k, place);
+                x.v = placed(&v, place);
+                struct bits together = run(&x, NULL);
+                struct bits each = run(&x, alone);
+                if (!same_bits(&together, &each))
+                    fail_msg("shape %zu, form %d, place %d", n, masked, place);
+                memcpy(x.out.data, each.bytes[0], each.count[0]);
+                if (place == ADJACENT)
+                    memcpy(first.data, each.bytes[0], each.count[0]);
+                assert_true(is_near(&x.out, &first));
+                drop_bits(&together);
+                drop_bits(&each);
+                kit_drop(&x.k);
+                kit_drop(&x.v);
+            }
+            x.k = k;
+            x.v = v;
+            kit_drop(&first);
+            drop_problem(&x);
+        }
+    attn_context_destroy(alone);
 }
 
 struct layer {
@@ -1049,6 +1140,7 @@ int main(void)
         cmocka_unit_test(test_default_context__starts_no_thread),
         cmocka_unit_test(test_sdpa__bits_do_not_depend_on_threads),
         cmocka_unit_test(test_sdpa__bits_of_out_do_not_depend_on_outputs),
+        cmocka_unit_test(test_sdpa__bits_do_not_depend_on_blocks_at_a_time),
         cmocka_unit_test(test_sdpa__twice_in_a_row_gives_the_same_bits),
         cmocka_unit_test(
             test_sdpa__bits_do_not_depend_on_the_rest_of_the_batch),

@@ -1,8 +1,8 @@
 /*
  * attn_compare: builds of libattn against each other on one shape, in turn.
  *
- *   attn_compare [--backward] [--dtype f32|f64] [--causal] B,Hq,Hkv,Tq,Tk,D
- *                LIBRARY...
+ *   attn_compare [--backward] [--dtype f32|f64] [--causal]
+ *                [--layout bhtd|bthd] B,Hq,Hkv,Tq,Tk,D LIBRARY...
  *
  * On a machine that others use, two programs timed one after the other say
  * little. Here the libraries take turns in one process, by the thread's own CPU
@@ -29,13 +29,6 @@
 #define RTLD_DEEPBIND 0
 #endif
 
-typedef attn_status (*sdpa_f32_fn)(int64_t, int64_t, int64_t, int64_t, int64_t,
-                                   int64_t, const float *, const float *,
-                                   const float *, float *, int32_t);
-typedef attn_status (*sdpa_f64_fn)(int64_t, int64_t, int64_t, int64_t, int64_t,
-                                   int64_t, const double *, const double *,
-                                   const double *, double *, int32_t);
-
 typedef attn_status (*sdpa_fn)(const attn_context *, const attn_sdpa_params *,
                                const attn_tensor *, const attn_tensor *,
                                const attn_tensor *, const attn_tensor *);
@@ -50,25 +43,24 @@ typedef const char *(*last_error_fn)(void);
 static struct problem {
     long long batch, heads, kv_heads, q_len, kv_len, width;
     int is_f64, backward;
-    int32_t align;
-    long shift; /* bytes from a line of cache to the arrays */
-    void *q, *k, *v, *out;
+    int by_token; /* (B,T,H,D) in place of (B,H,T,D) */
+    long shift;   /* bytes from a line of cache to the arrays */
+    attn_sdpa_params params;
+    attn_tensor q, k, v, out;
 } problem;
 
 /* What --backward needs beside them. */
 static struct gradients {
     attn_sdpa_params params;
-    attn_tensor q, k, v, out, lse, d_out;
+    attn_tensor lse, d_out;
     attn_tensor d[3]; /* of q, k, v */
     attn_sdpa_gradients list;
 } gradients;
 
 struct library {
     const char *path;
-    sdpa_f32_fn f32;
-    sdpa_f64_fn f64;
-    sdpa_fn sdpa; /* these two with --backward only */
-    backward_fn backward;
+    sdpa_fn sdpa;
+    backward_fn backward; /* with --backward only */
     last_error_fn last_error;
 };
 
@@ -106,13 +98,10 @@ static void load(struct library *l, const char *path)
     if (!handle)
         fail("cannot load", dlerror());
     l->path = path;
-    find(handle, l, "attn_sdpa_f32", &l->f32);
-    find(handle, l, "attn_sdpa_f64", &l->f64);
-    find(handle, l, "attn_last_error", &l->last_error);
-    if (!problem.backward)
-        return;
     find(handle, l, "attn_sdpa", &l->sdpa);
-    find(handle, l, "attn_sdpa_backward", &l->backward);
+    find(handle, l, "attn_last_error", &l->last_error);
+    if (problem.backward)
+        find(handle, l, "attn_sdpa_backward", &l->backward);
 }
 
 /* What numbers() made. */
@@ -143,22 +132,6 @@ static void *numbers(long long count, unsigned long long seed)
     return memory;
 }
 
-static void run(void *arg)
-{
-    const struct library *l = arg;
-    const struct problem *p = &problem;
-    attn_status status =
-        p->is_f64 ? l->f64(p->batch, p->heads, p->kv_heads, p->q_len, p->kv_len,
-                           p->width, p->q, p->k, p->v, p->out, p->align)
-                  : l->f32(p->batch, p->heads, p->kv_heads, p->q_len, p->kv_len,
-                           p->width, p->q, p->k, p->v, p->out, p->align);
-
-    if (status)
-        refused(l);
-}
-
-/* ------------------------------------------------------------- Backward -- */
-
 static attn_tensor tensor(void *data, long long heads, long long len,
                           long long width)
 {
@@ -168,6 +141,10 @@ static attn_tensor tensor(void *data, long long heads, long long len,
                      {heads * len * width, len * width, width, 1},
                      dtype,
                      0};
+    if (problem.by_token) {
+        t.stride[1] = width;
+        t.stride[2] = heads * width;
+    }
     return t;
 }
 
@@ -178,41 +155,46 @@ static attn_tensor new_tensor(const attn_tensor *like, long long width,
     return tensor(numbers(count, seed), like->shape[1], like->shape[2], width);
 }
 
+static void run(void *arg)
+{
+    const struct library *l = arg;
+    const struct problem *p = &problem;
+
+    if (l->sdpa(NULL, &p->params, &p->q, &p->k, &p->v, &p->out))
+        refused(l);
+}
+
+/* ------------------------------------------------------------- Backward -- */
+
 /* The tensors, and what the forward call of this library gives. */
 static void make_gradients(const struct library *l)
 {
-    static const attn_sdpa_params params = ATTN_SDPA_PARAMS_INIT;
     static const attn_sdpa_gradients list = ATTN_SDPA_GRADIENTS_INIT;
     const struct problem *p = &problem;
     struct gradients *g = &gradients;
 
-    g->q = tensor(p->q, p->heads, p->q_len, p->width);
-    g->k = tensor(p->k, p->kv_heads, p->kv_len, p->width);
-    g->v = tensor(p->v, p->kv_heads, p->kv_len, p->width);
-    g->out = tensor(p->out, p->heads, p->q_len, p->width);
-    g->lse = new_tensor(&g->q, 1, 5);
-    g->d_out = new_tensor(&g->q, p->width, 6);
-    g->d[0] = new_tensor(&g->q, p->width, 7);
-    g->d[1] = new_tensor(&g->k, p->width, 8);
-    g->d[2] = new_tensor(&g->v, p->width, 9);
-    g->params = params;
-    g->params.causal = p->align != 0;
-    g->params.align = p->align;
+    g->lse = new_tensor(&p->q, 1, 5);
+    g->d_out = new_tensor(&p->q, p->width, 6);
+    g->d[0] = new_tensor(&p->q, p->width, 7);
+    g->d[1] = new_tensor(&p->k, p->width, 8);
+    g->d[2] = new_tensor(&p->v, p->width, 9);
+    g->params = p->params;
     g->params.lse = &g->lse;
     g->list = list;
     g->list.d_q = &g->d[0];
     g->list.d_k = &g->d[1];
     g->list.d_v = &g->d[2];
-    if (l->sdpa(NULL, &g->params, &g->q, &g->k, &g->v, &g->out))
+    if (l->sdpa(NULL, &g->params, &p->q, &p->k, &p->v, &p->out))
         refused(l);
 }
 
 static void run_backward(void *arg)
 {
     const struct library *l = arg;
+    const struct problem *p = &problem;
     const struct gradients *g = &gradients;
 
-    if (l->backward(NULL, &g->params, &g->q, &g->k, &g->v, &g->out, &g->d_out,
+    if (l->backward(NULL, &g->params, &p->q, &p->k, &p->v, &p->out, &g->d_out,
                     &g->list))
         refused(l);
 }
@@ -289,15 +271,21 @@ int main(int argc, char **argv)
     static struct library libraries[TIMING_MAX_TASKS];
     struct timing_task tasks[TIMING_MAX_TASKS];
     struct timing results[TIMING_MAX_TASKS];
+    static const attn_sdpa_params params = ATTN_SDPA_PARAMS_INIT;
     struct problem *p = &problem;
     long long queries, keys;
     int n = 1, count;
 
+    p->params = params;
+
     for (; n < argc && strncmp(argv[n], "--", 2) == 0; n++)
-        if (strcmp(argv[n], "--causal") == 0)
-            p->align = ATTN_ALIGN_BOTTOM_RIGHT;
-        else if (strcmp(argv[n], "--backward") == 0)
+        if (strcmp(argv[n], "--causal") == 0) {
+            p->params.causal = 1;
+            p->params.align = ATTN_ALIGN_BOTTOM_RIGHT;
+        } else if (strcmp(argv[n], "--backward") == 0)
             p->backward = 1;
+        else if (strcmp(argv[n], "--layout") == 0 && n + 1 < argc)
+            p->by_token = strcmp(argv[++n], "bthd") == 0;
         else if (strcmp(argv[n], "--dtype") == 0 && n + 1 < argc)
             p->is_f64 = strcmp(argv[++n], "f64") == 0;
         else if (strcmp(argv[n], "--shift") == 0 && n + 1 < argc)
@@ -308,15 +296,15 @@ int main(int argc, char **argv)
     if (count < 1 || count > TIMING_MAX_TASKS ||
         sscanf(argv[n], "%lld,%lld,%lld,%lld,%lld,%lld", &p->batch, &p->heads,
                &p->kv_heads, &p->q_len, &p->kv_len, &p->width) != 6)
-        fail("usage",
-             "attn_compare [--backward] [--dtype f32|f64] [--causal] "
-             "[--shift BYTES] B,Hq,Hkv,Tq,Tk,D LIBRARY... (8 at most)");
+        fail("usage", "attn_compare [--backward] [--dtype f32|f64] [--causal] "
+                      "[--layout bhtd|bthd] [--shift BYTES] B,Hq,Hkv,Tq,Tk,D "
+                      "LIBRARY... (8 at most)");
     queries = p->batch * p->heads * p->q_len * p->width;
     keys = p->batch * p->kv_heads * p->kv_len * p->width;
-    p->q = numbers(queries, 1);
-    p->k = numbers(keys, 2);
-    p->v = numbers(keys, 3);
-    p->out = numbers(queries, 4);
+    p->q = tensor(numbers(queries, 1), p->heads, p->q_len, p->width);
+    p->k = tensor(numbers(keys, 2), p->kv_heads, p->kv_len, p->width);
+    p->v = tensor(numbers(keys, 3), p->kv_heads, p->kv_len, p->width);
+    p->out = tensor(numbers(queries, 4), p->heads, p->q_len, p->width);
     for (int i = 0; i < count; i++) {
         load(&libraries[i], argv[n + 1 + i]);
         tasks[i].run = p->backward ? run_backward : run;
@@ -335,9 +323,9 @@ int main(int argc, char **argv)
     }
     if (p->backward)
         free_gradients();
-    drop(p->q);
-    drop(p->k);
-    drop(p->v);
-    drop(p->out);
+    drop(p->q.data);
+    drop(p->k.data);
+    drop(p->v.data);
+    drop(p->out.data);
     return 0;
 }

@@ -233,14 +233,27 @@ TARGET static void N(pack)(const R *const *rows, int64_t n, int64_t padded,
     }
 }
 
+/* The same of rows that will be written: a store to a line that is not there
+ * waits for it, one after the other. */
+TARGET static inline void N(ask_to_write)(R *const *rows, int64_t count,
+                                          int64_t e)
+{
+    for (int64_t i = 0; i < count; i++)
+        __builtin_prefetch(rows[i] + e, 1, 3);
+}
+
 TARGET static void N(unpack)(const R *src, int64_t ld, int64_t n, int64_t width,
                              const R *scale, R *const *rows, bool add)
 {
+    for (int64_t e = 0; e < width; e += 64 / (int64_t)sizeof(R))
+        N(ask_to_write)(rows, n < VL ? n : VL, e);
     for (int64_t l = 0; l < n; l += VL) {
         int64_t count = n - l < VL ? n - l : VL;
         int64_t e = 0;
         for (; e + VL <= width; e += VL) {
             V r[VECTOR_BYTES / sizeof(R)];
+            if (l + 2 * VL <= n && e % (64 / (int)sizeof(R)) == 0)
+                N(ask_to_write)(rows + l + VL, VL, e);
             UNROLL
             for (int i = 0; i < VL; i++)
                 r[i] = LOAD(src + (e + i) * ld + l) * LOAD(scale + l);
