@@ -64,7 +64,7 @@ if(ATTN_CMOCKA_INCLUDE_DIR AND ATTN_CMOCKA_LIBRARY)
         "${PROJECT_SOURCE_DIR}/src/kernels.c" "${PROJECT_SOURCE_DIR}/src/cpu.c")
     target_include_directories(attn_test_kernels PRIVATE
         "${PROJECT_SOURCE_DIR}/src")
-    foreach(level IN ITEMS generic avx2 avx512 zen5)
+    foreach(level IN ITEMS generic avx2 avx512 avx512-two)
         add_test(NAME attn.kernels.${level} COMMAND attn_test_kernels)
         set_tests_properties(attn.kernels.${level} PROPERTIES
             ENVIRONMENT "ATTN_CPU_LEVEL=${level}" LABELS unit TIMEOUT 900)

@@ -19,16 +19,29 @@ static bool has_f16c(void)
     return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
 }
 
-/* Family 26 of AMD. */
-static bool is_zen5(void)
+/*
+ * Those that read memory best in two runs: AMD's Zen 5 (family 26), and Intel's
+ * Sapphire and Emerald Rapids (family 6, models 143 and 207), which are alike
+ * (decoding on the latter, one thread: 12 heads of width 64 over 4096 keys 0.96
+ * of the time of four runs, 32 heads of 128 over 8 0.91 to 0.96, over 32 1.00).
+ */
+static bool reads_two_runs(void)
 {
-    unsigned a = 0, b = 0, c = 0, d = 0;
+    unsigned a = 0, b = 0, c = 0, d = 0, family, model;
+    bool amd, intel;
 
-    if (!__get_cpuid(0, &a, &b, &c, &d) || memcmp(&b, "Auth", 4) != 0 ||
-        memcmp(&d, "enti", 4) != 0 || memcmp(&c, "cAMD", 4) != 0)
+    if (!__get_cpuid(0, &a, &b, &c, &d))
         return false;
-    return __get_cpuid(1, &a, &b, &c, &d) &&
-           (a >> 8 & 0xf) + (a >> 20 & 0xff) == 26;
+    amd = memcmp(&b, "Auth", 4) == 0 && memcmp(&d, "enti", 4) == 0 &&
+          memcmp(&c, "cAMD", 4) == 0;
+    intel = memcmp(&b, "Genu", 4) == 0 && memcmp(&d, "ineI", 4) == 0 &&
+            memcmp(&c, "ntel", 4) == 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d))
+        return false;
+    family = (a >> 8 & 0xf) + (a >> 20 & 0xff);
+    model = (a >> 4 & 0xf) + (a >> 12 & 0xf0);
+    return (amd && family == 26) ||
+           (intel && family == 6 && (model == 143 || model == 207));
 }
 #endif
 
@@ -41,7 +54,7 @@ static int detect(void)
         __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl"))
-        return is_zen5() ? ATTN__LEVEL_ZEN5 : ATTN__LEVEL_AVX512;
+        return reads_two_runs() ? ATTN__LEVEL_AVX512_TWO : ATTN__LEVEL_AVX512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
         has_f16c())
         return ATTN__LEVEL_AVX2;
@@ -52,8 +65,9 @@ static int detect(void)
 /* What the environment asks for, if the processor can run it. */
 static int wanted(int level)
 {
-    static const char *const names[] = {"generic", "avx2", "avx512", "zen5"};
-    int most = level == ATTN__LEVEL_AVX512 ? ATTN__LEVEL_ZEN5 : level;
+    static const char *const names[] = {"generic", "avx2", "avx512",
+                                        "avx512-two"};
+    int most = level == ATTN__LEVEL_AVX512 ? ATTN__LEVEL_AVX512_TWO : level;
     const char *name = getenv("ATTN_CPU_LEVEL");
 
     for (int i = 0; name && i <= most; i++)

@@ -57,7 +57,9 @@
 #define MAX_STRIP 16
 /* as long as what they keep, Qt and Ot, takes no more than this each; */
 #define STRIP_BYTES 262144
-/* and as many threads have so many tasks each, as tasks are not alike. */
+/* and as many threads have so many tasks each, as tasks are not alike. The
+ * backward pass keeps four such arrays. */
+#define BACKWARD_STRIP_LANES 256
 #define STRIP_TASKS 8
 /* Numbers of a row for its diagnostics: the largest weight, the sum of squared
  * weights, that of weights times scores, each relative to the maximum. */
@@ -296,22 +298,23 @@ static bool has_strips(const attn__sdpa *p)
     return p->blas.kind == ATTN__BLAS_SMALL;
 }
 
-/* The most blocks of a task for any width. */
-static int64_t most_slots(const attn__sdpa *p)
+/* The most blocks of a task, or of those that a backward task takes at a time,
+ * for any width. */
+static int64_t most_slots(const attn__sdpa *p, bool backward)
 {
-    int64_t rows;
+    int64_t lanes = backward ? BACKWARD_STRIP_LANES : STRIP_LANES, rows;
 
     if (!has_strips(p) ||
         (attn__mul_i64(p->heads, p->q_len, &rows) && rows <= p->tile.lanes))
         return 1;
-    return MIN(STRIP_LANES / p->tile.lanes, MAX_STRIP);
+    return MIN(lanes / p->tile.lanes, MAX_STRIP);
 }
 
-static int64_t most_strip(const attn__sdpa *p)
+static int64_t most_strip(const attn__sdpa *p, bool backward)
 {
     int64_t bytes = (int64_t)attn__dtype_bytes(p->q.dtype) * p->tile.lanes *
                     MAX(MAX(p->width, p->v_width), 1);
-    int64_t slots = most_slots(p);
+    int64_t slots = most_slots(p, backward);
 
     /* Small problems go without the division. */
     return slots == 1 ? 1 : MAX(MIN(slots, STRIP_BYTES / bytes), 1);
@@ -573,7 +576,7 @@ static run cut_run(const attn__sdpa *p, attn__bump *bump)
 
     r.first_task = attn__bump_take(bump, p->batch + 1, sizeof(int64_t));
     r.cuts = attn__bump_take(bump, p->batch, sizeof(cut));
-    r.workers = cut_workers(p, most_slots(p), bump);
+    r.workers = cut_workers(p, most_slots(p, false), bump);
     if (may_split(p))
         r.partials = attn__bump_take(
             bump, MAX_PARTIALS * partial_elements(p, most_lanes(p)), size);
@@ -638,7 +641,7 @@ static void write_absent_rows(const attn__sdpa *p)
 static void count_tasks(run *r)
 {
     const attn__sdpa *p = r->p;
-    int64_t most = most_strip(p), blocks = 0;
+    int64_t most = most_strip(p, false), blocks = 0;
 
     for (int64_t b = 0; b < p->batch; b++) {
         int64_t q_row, kv_row;
@@ -751,7 +754,7 @@ static backward_run cut_backward_run(const attn__backward *g, attn__bump *bump)
 
     r.r.first_task = attn__bump_take(bump, p->batch + 1, sizeof(int64_t));
     r.r.cuts = attn__bump_take(bump, p->batch, sizeof(cut));
-    r.r.workers = cut_workers(p, 1, bump);
+    r.r.workers = cut_workers(p, most_slots(p, true), bump);
     r.workers = cut_backward_workers(g, bump);
     if (wants_head_sums(g))
         r.sums = attn__bump_take(bump, p->batch * p->heads,

@@ -27,14 +27,23 @@ static void XI(product_of_rows)(const XI(block) * b, const R *rows, int64_t ld,
     } while (d < width);
 }
 
+/* K of a tile as a product wants it. */
+static const R *XI(keys_of_tile)(const XI(block) * b, int64_t key, int64_t keys,
+                                 int64_t *ld)
+{
+    int64_t width = b->p->width;
+    R *copy = b->w->k_copy;
+
+    if (b->held)
+        return XI(shared_rows)(b, &b->k, width, key, keys, copy,
+                               &b->held->k_key, &b->held->k_keys, ld);
+    return XI(rows_for_gemm)(b, &b->k, width, key, keys, copy, ld);
+}
+
 static void XI(scores)(XI(block) * b, int64_t key, int64_t keys)
 {
     int64_t width = b->p->width, ld;
-    const R *k =
-        b->held
-            ? XI(shared_rows)(b, &b->k, width, key, keys, b->w->k_copy,
-                              &b->held->k_key, &b->held->k_keys, &ld)
-            : XI(rows_for_gemm)(b, &b->k, width, key, keys, b->w->k_copy, &ld);
+    const R *k = XI(keys_of_tile)(b, key, keys, &ld);
 
     (void)XI(product_of_rows)(b, k, ld, keys, width, b->slot.qt, b->w->s);
 }

@@ -119,10 +119,10 @@ static XI(worker)
     int64_t keys =
         MIN(attn__round_up(MIN(p->kv_len, ATTN__MAX_KEYS), 4), p->most_keys);
     int64_t row_keys = MIN(p->kv_len, ROW_TILE);
-    R *qt = attn__bump_take(bump, strip_elements(p, lanes, slots, p->width),
-                            sizeof(R));
-    R *ot = attn__bump_take(bump, strip_elements(p, lanes, slots, p->v_width),
-                            sizeof(R));
+    int64_t q_elements = strip_elements(p, lanes, slots, p->width);
+    int64_t o_elements = strip_elements(p, lanes, slots, p->v_width);
+    R *qt = attn__bump_take(bump, q_elements, sizeof(R));
+    R *ot = attn__bump_take(bump, o_elements, sizeof(R));
     XI(worker) w;
 
     w.slots = attn__bump_take(bump, slots, sizeof(XI(slot)));
@@ -130,11 +130,12 @@ static XI(worker)
         XI(slot) s = XI(cut_slot)(p, lanes, bump);
         if (!w.slots)
             continue;
+        /* Narrower heads have use for more slots. */
+        if ((n + 1) * p->width * lanes <= q_elements)
+            s.qt = qt + n * p->width * lanes;
+        if ((n + 1) * p->v_width * lanes <= o_elements)
+            s.ot = ot + n * p->v_width * lanes;
         w.slots[n] = s;
-        if (n > 0 && n >= most_strip(p))
-            continue; /* of narrower heads */
-        w.slots[n].qt = qt + n * p->width * lanes;
-        w.slots[n].ot = ot + n * p->v_width * lanes;
     }
     w.s = attn__bump_take(bump, keys * lanes, sizeof(R));
     w.k_copy = attn__bump_take(

@@ -87,6 +87,6 @@ const char *attn_build_info(void)
         "libattn " VERSION ", " COMPILER ", vector kernels: generic",
         "libattn " VERSION ", " COMPILER ", vector kernels: AVX2",
         "libattn " VERSION ", " COMPILER ", vector kernels: AVX-512",
-        "libattn " VERSION ", " COMPILER ", vector kernels: AVX-512, Zen 5"};
+        "libattn " VERSION ", " COMPILER ", vector kernels: AVX-512, two runs"};
     return info[attn__cpu_level()];
 }

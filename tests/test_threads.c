@@ -369,7 +369,7 @@ static void test_sdpa__bits_do_not_depend_on_blocks_at_a_time(void **state)
                     kit_set(&x.mask.view, b, 0, i, 7, i % 3 != 0);
             }
             if (masked == 2)
-                kit_set(&x.v, 0, 1 % tall[n].Hkv, 7, 3, NAN);
+                kit_set(&x.v, 0, 1 % tall[n].Hkv, 7, 3, (double)NAN);
             const attn_tensor k = x.k, v = x.v;
             attn_tensor first = kit_make(x.out.dtype, tall[n].B, tall[n].Hq,
                                          tall[n].Tq, tall[n].Dv);
