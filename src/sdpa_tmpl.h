@@ -203,18 +203,18 @@ typedef struct XI(block) {
     const XI(kernels) * kernels;
     const XI(worker) * w;
     XI(slot) slot;
+    key_rows k, v;     /* of this sequence and head */
+    XI(held) * held;   /* what blocks of a strip share; NULL: alone */
     int64_t padded;    /* lanes, rounded up to whole vectors: the ld of tiles */
-    R unit;            /* of the scores, see kernels.h */
     double pack_scale; /* what q is multiplied by */
+    R unit;            /* of the scores, see kernels.h */
     R cap_in, cap_out; /* s = cap_out tanh(cap_in s), if cap_in > 0 */
+    int storage;       /* of the numbers of K and V, see kernels.h */
     bool by_rows;      /* few queries: no GEMM */
     bool in_rows;      /* the output is in o_rows, not in ot */
     bool careful;      /* hidden values may be NaN or inf */
     bool any_tile;     /* ot holds a result */
     bool whole_tiles;  /* all tiles but the last have as many keys */
-    key_rows k, v;     /* of this sequence and head */
-    int storage;       /* of their numbers, see kernels.h */
-    XI(held) * held;   /* what blocks of a strip share; NULL: alone */
 } XI(block);
 
 /* Element (i, h) of a tensor that runs along the queries, its last index 0. */
