@@ -604,11 +604,11 @@ static const R *XI(shared_rows)(const XI(block) * b, const key_rows *k,
                                 int64_t *ld)
 {
     const XI(held) *h = b->held;
-    int64_t adjacent;
+    int64_t adjacent, row = width * (int64_t)sizeof(R);
 
-    if (!h || (b->storage == ATTN__STORED_SAME &&
-               k->row == width * (int64_t)sizeof(R) &&
-               k->column == (int64_t)sizeof(R)))
+    (void)key_row(k, key, keys, &adjacent);
+    if (b->storage == ATTN__STORED_SAME && adjacent == keys && k->row == row &&
+        k->column == (int64_t)sizeof(R))
         return XI(rows_for_gemm)(b, k, width, key, keys, copy, ld);
     if (key < *held_key || key + keys > *held_key + *held_keys) {
         for (int64_t j = 0; j < h->keys; j += adjacent) {
