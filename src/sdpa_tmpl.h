@@ -20,10 +20,10 @@
  * its rows lie apart, as in (B,T,H,D), it is copied once for all of them.
  *
  * Tried and not kept: such copies for one block alone (T = 128..1024: 6 to 9 %
- * slower; heads that are one block 0.81 to 1.25 of the time); asking for K and V
- * of the next head during the last block of this one (8 x 12 heads, T = 128: 7 %
- * slower), or for those of the next tile before each block's products (0.99 to
- * 1.01: as many lines at once take as long as they do later).
+ * slower; heads that are one block 0.81 to 1.25 of the time); asking for K and
+ * V of the next head during the last block of this one (8 x 12 heads, T = 128:
+ * 7 % slower), or for those of the next tile before each block's products (0.99
+ * to 1.01: as many lines at once take as long as they do later).
  *
  * Needs the real vocabulary, and what sdpa.c defines before including this.
  */

@@ -1024,8 +1024,8 @@ TARGET static void N(order_bf16)(R *o, int64_t ldo, int64_t n, int64_t width,
  * one, two and four keys at a time: of the time of the reader above 0.74 (12
  * heads of width 64, 8192 keys), 0.86 (32 of 128), 0.80 (32 over 8) and 0.82 (8
  * of 80). Asking for nothing took 1.0 to 1.4 times as long as that reader. On
- * Emerald Rapids 2 to 8 KiB are alike, and one run takes as long; four keys at a
- * time are 0.95 there for four queries, for which no other reader was made.
+ * Emerald Rapids 2 to 8 KiB are alike, and one run takes as long; four keys at
+ * a time are 0.95 there for four queries, for which no other reader was made.
  */
 #if VECTOR_BYTES == 64
 #define READER two
