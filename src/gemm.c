@@ -170,7 +170,9 @@ static void detect_openblas(void *library, get_text_fn get_config)
     LOOK_UP(library, "openblas_get_num_threads", p->get_num_threads);
     if (get_core)
         core = get_core();
-    p->better_core = better_core(core);
+    /* One that was built for a single core has no other to play. */
+    if (strstr(config, "DYNAMIC_ARCH"))
+        p->better_core = better_core(core);
     /* If it cannot be asked, the careful assumption. */
     p->parallel = get_parallel ? get_parallel() : 1;
     if (p->parallel < 0 || p->parallel > 2)

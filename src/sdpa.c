@@ -57,10 +57,10 @@
 #define MAX_STRIP 16
 /* as long as what they keep, Qt and Ot, takes no more than this each; */
 #define STRIP_BYTES 262144
-/* and as many threads have so many tasks each, as tasks are not alike. The
- * backward pass keeps four such arrays. */
-#define BACKWARD_STRIP_LANES 256
+/* and as many threads have so many tasks each, as tasks are not alike. */
 #define STRIP_TASKS 8
+/* The backward pass keeps four such arrays, not two. */
+#define BACKWARD_STRIP_LANES 256
 /* Numbers of a row for its diagnostics: the largest weight, the sum of squared
  * weights, that of weights times scores, each relative to the maximum. */
 #define MOMENTS 3
@@ -320,7 +320,7 @@ static int64_t most_strip(const attn__sdpa *p, bool backward)
     return slots == 1 ? 1 : MAX(MIN(slots, STRIP_BYTES / bytes), 1);
 }
 
-/* Elements of Qt, or of Ot, of all blocks of a task, for widths up to this one
+/* Elements of Qt, or of Ot, of all blocks of a strip, for widths up to this one
  * and most_strip(p) blocks: STRIP_BYTES, or one block. */
 static int64_t strip_elements(const attn__sdpa *p, int64_t lanes, int64_t slots,
                               int64_t width)

@@ -122,7 +122,7 @@ static void XI(add_values)(XI(block) * b, attn__tile_state state, int64_t key,
                                 b->padded, 1);
 }
 
-/* Nothing above it in this block yet, or one more tile. */
+/* One tile of a block, after those before it. */
 static void XI(attend_tile)(XI(block) * b, int64_t key, int64_t keys)
 {
     attn__tile_state state =

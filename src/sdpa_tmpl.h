@@ -642,6 +642,8 @@ static const R *XI(values_of_tile)(XI(block) * b, int64_t key, int64_t keys,
     R *copy = b->w->v_copy;
     const R *v;
 
+    /* Blocks that share a tile are done again alone. */
+    ASSERT(!b->held || !clean);
     if (b->held)
         return XI(shared_rows)(b, &b->v, width, key, keys, copy,
                                &b->held->v_key, &b->held->v_keys, ld);

@@ -75,6 +75,16 @@ attn_tensor kit_make(attn_dtype dtype, int64_t a, int64_t b, int64_t c,
     return t;
 }
 
+void kit_copy(const attn_tensor *to, const attn_tensor *from)
+{
+    const int64_t *s = to->shape;
+    for (int64_t b = 0; b < s[0]; b++)
+        for (int64_t h = 0; h < s[1]; h++)
+            for (int64_t i = 0; i < s[2]; i++)
+                for (int64_t j = 0; j < s[3]; j++)
+                    kit_set(to, b, h, i, j, kit_get(from, b, h, i, j));
+}
+
 void kit_drop(attn_tensor *t)
 {
     free(t->data);

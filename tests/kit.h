@@ -61,6 +61,9 @@ void kit_fill_with(const attn_tensor *t, double value);
 /* Same shape and type, and the same bits in every element. */
 bool kit_same(const attn_tensor *x, const attn_tensor *y);
 
+/* The elements of a tensor of the same shape, whatever the strides. */
+void kit_copy(const attn_tensor *to, const attn_tensor *from);
+
 /* Sends file descriptors 1 and 2 to memory until kit_capture_end(), which
  * returns how many bytes came (0 if nothing is being captured). */
 void kit_capture_begin(void);

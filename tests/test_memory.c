@@ -374,20 +374,10 @@ static bool outputs_untouched(void)
     return true;
 }
 
-static void copy_elements(const attn_tensor *to, const attn_tensor *from)
-{
-    const int64_t *s = to->shape;
-    for (int64_t b = 0; b < s[0]; b++)
-        for (int64_t h = 0; h < s[1]; h++)
-            for (int64_t i = 0; i < s[2]; i++)
-                for (int64_t j = 0; j < s[3]; j++)
-                    kit_set(to, b, h, i, j, kit_get(from, b, h, i, j));
-}
-
 static void remember_outputs(void)
 {
     for (int n = 0; n < NUM_OUTPUTS; n++)
-        copy_elements(&all.copies[n], output(n));
+        kit_copy(&all.copies[n], output(n));
 }
 
 static bool outputs_as_remembered(void)

@@ -322,11 +322,7 @@ static attn_tensor placed(const attn_tensor *from, int place)
         t.stride[2] = 1;
         t.stride[3] = n[2];
     }
-    for (int64_t b = 0; b < n[0]; b++)
-        for (int64_t h = 0; h < n[1]; h++)
-            for (int64_t i = 0; i < n[2]; i++)
-                for (int64_t d = 0; d < n[3]; d++)
-                    kit_set(&t, b, h, i, d, kit_get(from, b, h, i, d));
+    kit_copy(&t, from);
     return t;
 }
 

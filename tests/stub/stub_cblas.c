@@ -64,7 +64,7 @@ int openblas_get_num_threads(void);
 
 char *openblas_get_config(void)
 {
-    static char real[] = "OpenBLAS 0.3.21 NO_AFFINITY";
+    static char real[] = "OpenBLAS 0.3.21 DYNAMIC_ARCH NO_AFFINITY";
     static char wide[] = "OpenBLAS 0.3.21 USE64BITINT NO_AFFINITY";
     static char other[] = "a strict stub";
     if (played() == WIDE)
