@@ -59,6 +59,10 @@
 #define STRIP_BYTES 262144
 /* and as many threads have so many tasks each, as tasks are not alike. */
 #define STRIP_TASKS 8
+/* Rows of K and V that lie apart are copied by a block alone, too, if all of a
+ * call's are this much (Emerald Rapids, 2 MiB of second-level cache a core; the
+ * times are in sdpa_tmpl.h). */
+#define COPY_BYTES 8388608
 /* The backward pass keeps four such arrays, not two. */
 #define BACKWARD_STRIP_LANES 256
 /* Numbers of a row for its diagnostics: the largest weight, the sum of squared
@@ -296,6 +300,17 @@ static int64_t most_lanes(const attn__sdpa *p)
 static bool has_strips(const attn__sdpa *p)
 {
     return p->blas.kind == ATTN__BLAS_SMALL;
+}
+
+/* Does a block that goes through its tiles alone copy rows of K and V that lie
+ * apart? All of them together must be more than caches keep. */
+static bool copies_alone(const attn__sdpa *p)
+{
+    double rows = (double)p->batch * (double)p->kv_heads * (double)p->kv_len;
+    double row =
+        (double)(p->width + p->v_width) * (double)attn__dtype_bytes(p->k.dtype);
+
+    return has_strips(p) && rows * row >= COPY_BYTES;
 }
 
 /* The most blocks of a task, or of those that a backward task takes at a time,

@@ -477,7 +477,7 @@ static void XI(backward_strip)(const backward_run *r, const backward_part *part,
     task of[MAX_STRIP];
     XI(slope) x[MAX_STRIP];
     XI(tiles) tiles[MAX_STRIP];
-    bool together = n > 1;
+    bool together = n > 1 || copies_alone(&r->g->p);
 
     for (int64_t a = 0; a < n; a++) {
         of[a] = part->of;

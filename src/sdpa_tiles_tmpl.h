@@ -162,12 +162,16 @@ static void XI(end_tiles)(const XI(block) * b)
 static void XI(attend)(XI(block) * b, const XI(tiles) * tiles, int64_t begin,
                        int64_t end)
 {
+    XI(held) held = {0};
+
     XI(begin_tiles)(b);
+    if (!b->careful && copies_alone(b->p))
+        b->held = &held;
     for (int64_t index = begin; index < end; index++) {
-        int64_t keys;
-        int64_t key = XI(tile_keys)(tiles, index, &keys);
-        XI(attend_tile)(b, key, keys);
+        held.key = XI(tile_keys)(tiles, index, &held.keys);
+        XI(attend_tile)(b, held.key, held.keys);
     }
+    b->held = NULL;
     XI(end_tiles)(b);
 }
 

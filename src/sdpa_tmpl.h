@@ -19,11 +19,15 @@
  * queries: a tile of K and V comes from memory once for all of them, and where
  * its rows lie apart, as in (B,T,H,D), it is copied once for all of them.
  *
- * Tried and not kept: such copies for one block alone (T = 128..1024: 6 to 9 %
- * slower; heads that are one block 0.81 to 1.25 of the time); asking for K and
- * V of the next head during the last block of this one (8 x 12 heads, T = 128:
- * 7 % slower), or for those of the next tile before each block's products (0.99
- * to 1.01: as many lines at once take as long as they do later).
+ * One block alone copies such rows only where K and V are more than caches keep
+ * (COPY_BYTES): 32 or 64 queries, d = 64, 15 to 100 MiB: 0.53 to 0.94 of the
+ * time; 3 to 6 MiB: 0.94 to 1.12; one block of many, T = 128..1024: 1.06 to
+ * 1.09.
+ *
+ * Tried and not kept: asking for rows to be copied ahead (0.98 to 1.02); asking
+ * for K and V of the next head during the last block of this one (8 x 12 heads,
+ * T = 128: 7 % slower), or for those of the next tile before each block's
+ * products (0.99 to 1.01: as many lines at once take as long as they do later).
  *
  * Needs the real vocabulary, and what sdpa.c defines before including this.
  */
