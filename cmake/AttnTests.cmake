@@ -10,7 +10,7 @@ if(ATTN_FUZZ)
     # With everything at once clang 14 takes ten minutes and more for the hot
     # loops (address alone: 17 s, with undefined: 95 s). Their paths are few, and
     # other builds have them under the undefined behaviour sanitizer.
-    set_source_files_properties("${PROJECT_SOURCE_DIR}/src/kernels.c" PROPERTIES
+    set_source_files_properties(${attn_kernel_sources} PROPERTIES
         COMPILE_OPTIONS "-fno-sanitize=undefined,fuzzer-no-link")
 endif()
 function(attn_fuzz_program name source)
@@ -58,10 +58,10 @@ if(ATTN_CMOCKA_INCLUDE_DIR AND ATTN_CMOCKA_LIBRARY)
             LABELS unit TIMEOUT 900 SKIP_RETURN_CODE 77)
     endforeach()
 
-    # The hot loops are hidden in the library, so their test brings its own. It
-    # runs at the level of this processor; here at the others, as far as it can.
-    target_sources(attn_test_kernels PRIVATE
-        "${PROJECT_SOURCE_DIR}/src/kernels.c" "${PROJECT_SOURCE_DIR}/src/cpu.c")
+    # The hot loops are hidden in the library, so their test is linked with them
+    # once more. It runs at the level of this processor; here at the others, as
+    # far as it can.
+    target_sources(attn_test_kernels PRIVATE $<TARGET_OBJECTS:attn_kernels>)
     target_include_directories(attn_test_kernels PRIVATE
         "${PROJECT_SOURCE_DIR}/src")
     foreach(level IN ITEMS generic avx2 avx512 avx512-two)

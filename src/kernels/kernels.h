@@ -146,4 +146,18 @@ ATTN__DECLARE_KERNELS(double, f64)
 
 #undef ATTN__DECLARE_KERNELS
 
+/* The tables of the levels, by how they read rows; each in a file of its own.
+ */
+#define ATTN__DECLARE_LEVEL(reader, level)                               \
+    extern const attn__kernels_f32 attn__kernels_##reader##_f32_##level; \
+    extern const attn__kernels_f64 attn__kernels_##reader##_f64_##level;
+
+ATTN__DECLARE_LEVEL(four, generic)
+#if defined(__x86_64__)
+ATTN__DECLARE_LEVEL(four, avx2)
+ATTN__DECLARE_LEVEL(four, avx512)
+ATTN__DECLARE_LEVEL(two, avx512)
+#endif
+#undef ATTN__DECLARE_LEVEL
+
 #endif

@@ -64,29 +64,28 @@
 
 #define TABLE_OF(suffix) attn__kernels_##suffix
 #define TABLE(suffix) TABLE_OF(suffix)
-static const TABLE(SUFFIX)
-    N(NAME2(kernels, READER)) = {STREAMS,
-                                 N(pack),
-                                 N(unpack),
-                                 N(add_rows),
-                                 N(byte_bits),
-                                 N(number_bits),
-                                 N(transpose_bits),
-                                 N(softmax),
-                                 N(exp),
-                                 N(gradient),
-                                 N(dot),
-                                 N(cap),
-                                 N(alibi),
-                                 N(alibi_row),
-                                 N(rescale),
-                                 N(nonfinite),
-                                 EACH_STORED(dots),
-                                 {PAIRED},
-                                 N(row_weights),
-                                 EACH_STORED(add_rows_of),
-                                 EACH_STORED(widen),
-                                 N(row)};
+const TABLE(SUFFIX) N(NAME2(attn__kernels, READER)) = {STREAMS,
+                                                       N(pack),
+                                                       N(unpack),
+                                                       N(add_rows),
+                                                       N(byte_bits),
+                                                       N(number_bits),
+                                                       N(transpose_bits),
+                                                       N(softmax),
+                                                       N(exp),
+                                                       N(gradient),
+                                                       N(dot),
+                                                       N(cap),
+                                                       N(alibi),
+                                                       N(alibi_row),
+                                                       N(rescale),
+                                                       N(nonfinite),
+                                                       EACH_STORED(dots),
+                                                       {PAIRED},
+                                                       N(row_weights),
+                                                       EACH_STORED(add_rows_of),
+                                                       EACH_STORED(widen),
+                                                       N(row)};
 
 #undef TABLE_OF
 #undef TABLE
