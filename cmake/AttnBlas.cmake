@@ -62,6 +62,8 @@ macro(attn_find_cblas)
         # Shared, so that the library finds out at run time which BLAS it is.
         add_library(attn_stub_blas SHARED ${attn_stub_sources})
         attn_own_target(attn_stub_blas)
+        # Most of the tests' time under sanitizers, whatever those want.
+        target_compile_options(attn_stub_blas PRIVATE -O3)
         target_link_libraries(attn_stub_blas PRIVATE Threads::Threads m)
         set(ATTN_CBLAS_LIBRARIES attn_stub_blas)
         set(ATTN_CBLAS_EXPORTED attn_stub_blas)

@@ -204,10 +204,68 @@ static void leave(void)
 /* ---- the functions ---- */
 
 /*
- * One body for both types. beta = 0 means that C is not read, so it is first
- * made NaN: a product that reads it is then found by its result.
+ * One body for both types. Operands are copied to tiles, row by row with
+ * memcpy, of which a sanitizer checks every byte; what is done with the copies
+ * is not instrumented. So each element is checked once a tile, not once a
+ * product. memcpy is called where no compiler sees it: it would put
+ * instructions in its place, which ThreadSanitizer does not follow.
  */
+static void *(*volatile copy_bytes)(void *to, const void *from,
+                                    size_t size) = memcpy;
+
+#define TILE 32
+#define PLAIN __attribute__((no_sanitize("address", "thread", "undefined")))
+#define LESS(a, b) ((a) < (b) ? (a) : (b))
+
 #define DEFINE_GEMM(name, R, is_0, is_1)                                     \
+    struct name##_tile {                                                     \
+        R at[TILE][TILE];                                                    \
+    };                                                                       \
+                                                                             \
+    static void name##_read(struct name##_tile *t, const R *from, int ld,    \
+                            int row, int rows, int column, int columns)      \
+    {                                                                        \
+        for (int i = 0; i < rows; i++)                                       \
+            copy_bytes(t->at[i],                                             \
+                       from + (size_t)(row + i) * (size_t)ld + column,       \
+                       (size_t)columns * sizeof(R));                         \
+    }                                                                        \
+                                                                             \
+    PLAIN static void name##_clear(struct name##_tile *t)                    \
+    {                                                                        \
+        for (int i = 0; i < TILE; i++)                                       \
+            for (int j = 0; j < TILE; j++)                                   \
+                t->at[i][j] = 0;                                             \
+    }                                                                        \
+                                                                             \
+    PLAIN static void name##_turn(struct name##_tile *t)                     \
+    {                                                                        \
+        for (int i = 0; i < TILE; i++)                                       \
+            for (int j = 0; j < i; j++) {                                    \
+                const R kept = t->at[i][j];                                  \
+                t->at[i][j] = t->at[j][i];                                   \
+                t->at[j][i] = kept;                                          \
+            }                                                                \
+    }                                                                        \
+                                                                             \
+    PLAIN static void name##_add(struct name##_tile *sum,                    \
+                                 const struct name##_tile *a,                \
+                                 const struct name##_tile *b, int m, int k)  \
+    {                                                                        \
+        for (int i = 0; i < m; i++)                                          \
+            for (int l = 0; l < k; l++)                                      \
+                for (int j = 0; j < TILE; j++)                               \
+                    sum->at[i][j] += a->at[i][l] * b->at[l][j];              \
+    }                                                                        \
+                                                                             \
+    PLAIN static void name##_finish(struct name##_tile *sum, R alpha,        \
+                                    const struct name##_tile *c)             \
+    {                                                                        \
+        for (int i = 0; i < TILE; i++)                                       \
+            for (int j = 0; j < TILE; j++)                                   \
+                sum->at[i][j] = alpha * sum->at[i][j] + c->at[i][j];         \
+    }                                                                        \
+                                                                             \
     void name(CBLAS_LAYOUT order, CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb,    \
               int m, int n, int k, R alpha, const R *a, int lda, const R *b, \
               int ldb, R beta, R *c, int ldc)                                \
@@ -220,26 +278,39 @@ static void leave(void)
             {(const unsigned char *)b, sizeof(R), turn_b ? n : k,            \
              turn_b ? k : n, ldb},                                           \
             {(const unsigned char *)c, sizeof(R), m, n, ldc}};               \
+        static _Thread_local struct name##_tile left, right, sum, old;       \
         demand_all(#name, (int)order, (int)ta, (int)tb, m, n, k, operands);  \
         demand(!is_0(alpha) && isfinite(alpha), #name, "alpha is 0 or odd"); \
         demand(is_0(beta) || is_1(beta), #name, "beta is not 0 or 1");       \
         enter(#name);                                                        \
-        for (int i = 0; i < m; i++)                                          \
-            for (int j = 0; j < n; j++) {                                    \
-                R *to = &c[(size_t)i * (size_t)ldc + (size_t)j];             \
-                R sum = 0;                                                   \
-                if (is_0(beta))                                              \
-                    *to = (R)NAN;                                            \
-                for (int l = 0; l < k; l++) {                                \
-                    const size_t at =                                        \
-                        turn_a ? (size_t)l * (size_t)lda + (size_t)i         \
-                               : (size_t)i * (size_t)lda + (size_t)l;        \
-                    const size_t bt =                                        \
-                        turn_b ? (size_t)j * (size_t)ldb + (size_t)l         \
-                               : (size_t)l * (size_t)ldb + (size_t)j;        \
-                    sum += a[at] * b[bt];                                    \
+        for (int i = 0; i < m; i += TILE)                                    \
+            for (int j = 0; j < n; j += TILE) {                              \
+                const int rows = LESS(TILE, m - i);                          \
+                const int columns = LESS(TILE, n - j);                       \
+                name##_clear(&sum);                                          \
+                for (int l = 0; l < k; l += TILE) {                          \
+                    const int depth = LESS(TILE, k - l);                     \
+                    if (turn_a)                                              \
+                        name##_read(&left, a, lda, l, depth, i, rows);       \
+                    else                                                     \
+                        name##_read(&left, a, lda, i, rows, l, depth);       \
+                    if (turn_b)                                              \
+                        name##_read(&right, b, ldb, j, columns, l, depth);   \
+                    else                                                     \
+                        name##_read(&right, b, ldb, l, depth, j, columns);   \
+                    if (turn_a)                                              \
+                        name##_turn(&left);                                  \
+                    if (turn_b)                                              \
+                        name##_turn(&right);                                 \
+                    name##_add(&sum, &left, &right, rows, depth);            \
                 }                                                            \
-                *to = alpha * sum + (is_0(beta) ? 0 : *to);                  \
+                name##_clear(&old);                                          \
+                if (is_1(beta))                                              \
+                    name##_read(&old, c, ldc, i, rows, j, columns);          \
+                name##_finish(&sum, alpha, &old);                            \
+                for (int r = 0; r < rows; r++)                               \
+                    copy_bytes(c + (size_t)(i + r) * (size_t)ldc + j,        \
+                               sum.at[r], (size_t)columns * sizeof(R));      \
             }                                                                \
         leave();                                                             \
     }
