@@ -59,10 +59,11 @@
 #define STRIP_BYTES 262144
 /* and as many threads have so many tasks each, as tasks are not alike. */
 #define STRIP_TASKS 8
-/* Rows of K and V that lie apart are copied by a block alone, too, if all of a
- * call's are this much (Emerald Rapids, 2 MiB of second-level cache a core; the
- * times are in sdpa_tmpl.h). */
+/* Rows of K and V that lie apart are copied, for a block alone or for some, if
+ * all of a call's are this much (Emerald Rapids, 2 MiB of second-level cache a
+ * core; the times are in sdpa_tmpl.h). */
 #define COPY_BYTES 8388608
+#define COPY_SHARED_BYTES 3145728
 /* The backward pass keeps four such arrays, not two. */
 #define BACKWARD_STRIP_LANES 256
 /* Numbers of a row for its diagnostics: the largest weight, the sum of squared
@@ -302,15 +303,16 @@ static bool has_strips(const attn__sdpa *p)
     return p->blas.kind == ATTN__BLAS_SMALL;
 }
 
-/* Does a block that goes through its tiles alone copy rows of K and V that lie
- * apart? All of them together must be more than caches keep. */
-static bool copies_alone(const attn__sdpa *p)
+/* Are rows of K and V that lie apart copied, tile by tile, for so many blocks?
+ * That pays if all of them together are more than a cache keeps. */
+static bool copies_rows(const attn__sdpa *p, int64_t blocks)
 {
     double rows = (double)p->batch * (double)p->kv_heads * (double)p->kv_len;
     double row =
         (double)(p->width + p->v_width) * (double)attn__dtype_bytes(p->k.dtype);
 
-    return has_strips(p) && rows * row >= COPY_BYTES;
+    return has_strips(p) &&
+           rows * row >= (blocks > 1 ? COPY_SHARED_BYTES : COPY_BYTES);
 }
 
 /* The most blocks of a task, or of those that a backward task takes at a time,

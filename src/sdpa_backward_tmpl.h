@@ -450,7 +450,7 @@ static void XI(clear_rows)(const backward_run *r, const backward_part *t)
 static void XI(slopes_together)(XI(slope) * x, const XI(tiles) * tiles,
                                 int64_t n)
 {
-    XI(held) held = {0};
+    XI(held) held = {.copies = true};
 
     for (int64_t index = 0; index < tiles->run[1].count; index++) {
         held.key = XI(tile_keys)(tiles, index, &held.keys);
@@ -477,7 +477,7 @@ static void XI(backward_strip)(const backward_run *r, const backward_part *part,
     task of[MAX_STRIP];
     XI(slope) x[MAX_STRIP];
     XI(tiles) tiles[MAX_STRIP];
-    bool together = n > 1 || copies_alone(&r->g->p);
+    bool together = n > 1 || copies_rows(&r->g->p, n);
 
     for (int64_t a = 0; a < n; a++) {
         of[a] = part->of;

@@ -162,10 +162,10 @@ static void XI(end_tiles)(const XI(block) * b)
 static void XI(attend)(XI(block) * b, const XI(tiles) * tiles, int64_t begin,
                        int64_t end)
 {
-    XI(held) held = {0};
+    XI(held) held = {.copies = true};
 
     XI(begin_tiles)(b);
-    if (!b->careful && copies_alone(b->p))
+    if (!b->careful && copies_rows(b->p, 1))
         b->held = &held;
     for (int64_t index = begin; index < end; index++) {
         held.key = XI(tile_keys)(tiles, index, &held.keys);
@@ -193,7 +193,7 @@ static bool XI(tiles_agree)(const XI(tiles) * x, const XI(tiles) * y)
 static void XI(attend_together)(XI(block) * blocks, const XI(tiles) * tiles,
                                 int64_t n)
 {
-    XI(held) held = {0};
+    XI(held) held = {.copies = copies_rows(blocks[0].p, n)};
 
     for (int64_t a = 0; a < n; a++) {
         XI(begin_tiles)(&blocks[a]);

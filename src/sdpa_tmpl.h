@@ -16,13 +16,14 @@
  * softmax: Milakov and Gimelshein, arXiv:1805.02867).
  *
  * Blocks of one head go through the same tiles together, up to STRIP_LANES
- * queries: a tile of K and V comes from memory once for all of them, and where
- * its rows lie apart, as in (B,T,H,D), it is copied once for all of them.
- *
- * One block alone copies such rows only where K and V are more than caches keep
- * (COPY_BYTES): 32 or 64 queries, d = 64, 15 to 100 MiB: 0.53 to 0.94 of the
- * time; 3 to 6 MiB: 0.94 to 1.12; one block of many, T = 128..1024: 1.06 to
- * 1.09.
+ * queries: a tile of K and V comes from memory once for all of them. Where its
+ * rows lie apart, as in (B,T,H,D), it is copied once for all of them, if K and
+ * V are more than a cache keeps (COPY_SHARED_BYTES: without the copy 12 heads,
+ * d = 64, take 0.96 of the time at T = 128, 0.97 at 256, 0.98 at 384, 1.0 at
+ * 512, where d = 96 and 256 take 1.03 and 1.08). One block alone copies only
+ * where they are still more (COPY_BYTES: 32 or 64 queries, d = 64, 15 to 100
+ * MiB: 0.53 to 0.94 of the time; 3 to 6 MiB: 0.94 to 1.12; one block of many, T
+ * = 128 to 1024: 1.06 to 1.09).
  *
  * Tried and not kept: asking for rows to be copied ahead (0.98 to 1.02); asking
  * for K and V of the next head during the last block of this one (8 x 12 heads,
@@ -198,6 +199,7 @@ static void *XI(cut_workers)(const attn__sdpa *p, int64_t slots,
 typedef struct XI(held) {
     int64_t key, keys;
     int64_t k_key, k_keys, v_key, v_keys;
+    bool copies; /* of rows that lie apart, but could be used in place */
 } XI(held);
 
 /* A block of queries, with all that its loops need. */
@@ -570,37 +572,55 @@ static void XI(copy_rows)(const XI(block) * b, const key_rows *k,
             b->kernels->widen[b->storage](from, to, width);
 }
 
-/* Rows of K or V as a product wants them: in place if they are numbers of this
- * type, columns are adjacent and rows do not overlap, else copied. */
-static const R *XI(rows_for_gemm)(const XI(block) * b, const key_rows *k,
+/* Rows of K or V where they lie, if a product can have them there: numbers of
+ * this type, columns adjacent, rows that do not overlap; else NULL. */
+static const R *XI(rows_in_place)(const XI(block) * b, const key_rows *k,
                                   int64_t width, int64_t key, int64_t keys,
-                                  R *copy, int64_t *ld)
+                                  int64_t *ld)
 {
     int64_t adjacent, row = k->row / (int64_t)sizeof(R);
     const unsigned char *from = key_row(k, key, keys, &adjacent);
 
-    *ld = MAX(width, 1);
-    if (b->storage == ATTN__STORED_SAME && adjacent == keys &&
-        (k->column == (int64_t)sizeof(R) || width <= 1)) {
-        if (keys == 1)
-            return (const R *)(const void *)from;
-        if (row >= *ld && row <= INT32_MAX) {
-            *ld = row;
-            return (const R *)(const void *)from;
-        }
-    }
+    if (b->storage != ATTN__STORED_SAME || adjacent != keys ||
+        (k->column != (int64_t)sizeof(R) && width > 1))
+        return NULL;
+    *ld = keys == 1 ? MAX(width, 1) : row;
+    return keys == 1 || (row >= MAX(width, 1) && row <= INT32_MAX)
+               ? (const R *)(const void *)from
+               : NULL;
+}
+
+/* The same rows one after the other. */
+static void XI(gather_keys)(const XI(block) * b, const key_rows *k,
+                            int64_t width, int64_t key, int64_t keys, R *copy)
+{
+    int64_t adjacent;
+
     for (int64_t j = 0; j < keys; j += adjacent) {
-        from = key_row(k, key + j, keys - j, &adjacent);
+        const unsigned char *from = key_row(k, key + j, keys - j, &adjacent);
         XI(copy_rows)(b, k, from, adjacent, width, copy + j * width);
     }
+}
+
+/* Rows of K or V as a product wants them: in place if possible, else copied. */
+static const R *XI(rows_for_gemm)(const XI(block) * b, const key_rows *k,
+                                  int64_t width, int64_t key, int64_t keys,
+                                  R *copy, int64_t *ld)
+{
+    const R *rows = XI(rows_in_place)(b, k, width, key, keys, ld);
+
+    if (rows)
+        return rows;
+    XI(gather_keys)(b, k, width, key, keys, copy);
+    *ld = MAX(width, 1);
     return copy;
 }
 
 /*
- * The same of a block that shares its tile. Rows that do not lie one after the
- * other are copied for all: those of (B,T,H,D) lie some KiB apart, use a
- * quarter or less of the sets of a cache, and are more pages than its prefetch
- * or its first level of addresses covers.
+ * The same of a block that shares its tile: what is copied is copied for all.
+ * Rows that lie apart may be better copied too: those of (B,T,H,D) lie some KiB
+ * apart, use a quarter or less of the sets of a cache, and are more pages than
+ * its prefetch or its first level of addresses covers.
  */
 static const R *XI(shared_rows)(const XI(block) * b, const key_rows *k,
                                 int64_t width, int64_t key, int64_t keys,
@@ -608,18 +628,15 @@ static const R *XI(shared_rows)(const XI(block) * b, const key_rows *k,
                                 int64_t *ld)
 {
     const XI(held) *h = b->held;
-    int64_t adjacent, row = width * (int64_t)sizeof(R);
+    bool apart = k->row != width * (int64_t)sizeof(R);
+    const R *rows = h->copies && apart
+                        ? NULL
+                        : XI(rows_in_place)(b, k, width, key, keys, ld);
 
-    (void)key_row(k, key, keys, &adjacent);
-    if (b->storage == ATTN__STORED_SAME && adjacent == keys && k->row == row &&
-        k->column == (int64_t)sizeof(R))
-        return XI(rows_for_gemm)(b, k, width, key, keys, copy, ld);
+    if (rows)
+        return rows;
     if (key < *held_key || key + keys > *held_key + *held_keys) {
-        for (int64_t j = 0; j < h->keys; j += adjacent) {
-            const unsigned char *from =
-                key_row(k, h->key + j, h->keys - j, &adjacent);
-            XI(copy_rows)(b, k, from, adjacent, width, copy + j * width);
-        }
+        XI(gather_keys)(b, k, width, h->key, h->keys, copy);
         *held_key = h->key;
         *held_keys = h->keys;
     }
