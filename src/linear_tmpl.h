@@ -56,17 +56,19 @@ static void XI(set_bias)(const linear_run *r, R *y, int64_t ld, int64_t rows,
             y[i * ld + c] = bias[(first + c) * stride];
 }
 
-/* Rows of x where a product can read them, DEPTH inputs at a time. */
+/* Rows of x where a product can read them, some inputs at a time. */
 static void XI(multiply)(const linear_run *r, XI(panel) * p, const R *x,
                          bool copy_x, int64_t rows, int64_t n, R *y, int64_t ld)
 {
     int64_t row = r->runs.x_row, column = r->x->stride[3];
+    int64_t products = MAX(attn__ceil_div(r->in, DEPTH), 1);
+    int64_t most = attn__round_up(attn__ceil_div(r->in, products), 16);
     int beta = r->bias != NULL;
 
     if (r->in == 0)
         XI(gemm)(r->blas, false, rows, n, 0, x, 1, p->w, n, beta, y, ld);
-    for (int64_t a = 0; a < r->in; a += DEPTH) {
-        int64_t depth = MIN(DEPTH, r->in - a);
+    for (int64_t a = 0; a < r->in; a += most) {
+        int64_t depth = MIN(most, r->in - a);
         const R *from = x + a * column;
         int64_t from_ld = row;
         if (copy_x) {
