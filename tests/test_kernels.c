@@ -8,6 +8,7 @@
 
 #include "kernels/kernels.h"
 
+#include <fenv.h>
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -112,6 +113,7 @@ int main(void)
         BOTH(test_cap__keeps_signs_and_the_ends),
         BOTH(test_alibi__is_the_formula_for_tiles_and_rows),
         BOTH(test_alibi__keeps_finite_scores_finite),
+        BOTH(test_alibi__keeps_the_largest_finite_in_all_roundings),
         BOTH(test_softmax__counts_moments_and_changes_nothing),
         BOTH(test_row_weights__counts_moments_and_changes_nothing),
         BOTH(test_gradient__is_the_formula_and_0_where_hidden),

@@ -141,6 +141,34 @@ static void N(test_alibi__keeps_finite_scores_finite)(void **state)
     assert_true(s[0] == -R_LARGEST && s[1] == -R_LARGEST);
 }
 
+/* What is taken off is about half a unit in the last place of the largest
+ * number, where rounding says whether the sum is finite. */
+static void
+N(test_alibi__keeps_the_largest_finite_in_all_roundings)(void **state)
+{
+    (void)state;
+    static const int modes[] = {FE_DOWNWARD, FE_UPWARD, FE_TOWARDZERO,
+                                FE_TONEAREST};
+    for (size_t mode = 0; mode < COUNT(modes); mode++)
+        for (int power = -4; power <= 4; power++) {
+            R s[LANES], slope[LANES], distance[LANES];
+            R row[LANES] = {-R_LARGEST};
+            const R by = R_LARGEST * EPSILON / 1024 * (R)ldexp(1, power);
+            for (int l = 0; l < LANES; l++) {
+                s[l] = l % 2 ? R_LARGEST : -R_LARGEST;
+                slope[l] = l % 2 ? -by : by;
+                distance[l] = l < 2 ? 256 : 1;
+            }
+            fesetround(modes[mode]);
+            N(table)()->alibi(s, LANES, 1, LANES, slope, distance);
+            N(table)()->alibi_row(row, 1, by, 256);
+            fesetround(FE_TONEAREST);
+            for (int l = 0; l < LANES; l++)
+                assert_true(s[l] == (l % 2 ? R_LARGEST : -R_LARGEST));
+            assert_true(row[0] == -R_LARGEST);
+        }
+}
+
 /* --------------------------------------------------------------- Moments -- */
 
 enum { N(TILES) = 5, N(KEYS) = 21 };

@@ -9,6 +9,7 @@
 #include "half.h"
 #include "kernels/kernels.h"
 
+#include <fenv.h>
 #include <string.h>
 
 #if !defined(__GNUC__)

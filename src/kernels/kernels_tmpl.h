@@ -316,11 +316,34 @@ TARGET static inline V N(farther)(V s, V slope, V distance)
     return SELECT(N(magnitude)(slope) <= high, kept, sum);
 }
 
+/*
+ * Is a sum of a finite score and up to slope |distance| finite without further
+ * care? Below half a unit in the last place of the largest number it rounds to
+ * that, to nearest; and what is no number stays as it is. The distance goes
+ * from `first` to `last`.
+ */
+TARGET ALWAYS_INLINE bool N(is_near)(V slope, V first, V last)
+{
+    const V most = SPLAT(R_MAX * (sizeof(R) == 4 ? K(0x1p-26) : K(0x1p-55)));
+    V reach = V_MAX(N(magnitude)(first), N(magnitude)(last));
+    VI near = N(magnitude)(slope) * reach <= most;
+
+    return V_BITS(near) == (1U << VL) - 1 && fegetround() == FE_TONEAREST;
+}
+
 TARGET static void N(alibi)(R *s, int64_t ld, int64_t keys, int64_t lanes,
                             const R *slope, const R *distance)
 {
     for (int64_t l = 0; l < lanes; l += VL) {
         const V by = LOAD(slope + l), first = LOAD(distance + l);
+        if (N(is_near)(by, first, first - SPLAT((R)keys))) {
+            for (int64_t j = 0; j < keys; j++) {
+                R *at = s + j * ld + l;
+                V far = N(magnitude)(first - SPLAT((R)j));
+                STORE(at, V_FMA(-by, far, LOAD(at)));
+            }
+            continue;
+        }
         for (int64_t j = 0; j < keys; j++) {
             R *at = s + j * ld + l;
             STORE(at, N(farther)(LOAD(at), by, first - SPLAT((R)j)));
@@ -330,13 +353,17 @@ TARGET static void N(alibi)(R *s, int64_t ld, int64_t keys, int64_t lanes,
 
 TARGET static void N(alibi_row)(R *s, int64_t keys, R slope, R distance)
 {
+    const V by = SPLAT(slope), first = SPLAT(distance);
+    bool near = N(is_near)(by, first, first - SPLAT((R)keys));
     V key = {0};
 
     for (int i = 0; i < VL; i++)
         key[i] = (R)i;
-    for (int64_t j = 0; j < keys; j += VL, key += (R)VL)
-        STORE(s + j,
-              N(farther)(LOAD(s + j), SPLAT(slope), SPLAT(distance) - key));
+    for (int64_t j = 0; j < keys; j += VL, key += (R)VL) {
+        V far = first - key;
+        STORE(s + j, near ? V_FMA(-by, N(magnitude)(far), LOAD(s + j))
+                          : N(farther)(LOAD(s + j), by, far));
+    }
 }
 
 TARGET static void N(add_rows)(R *s, int64_t ld, int64_t keys, int64_t lanes,
