@@ -810,23 +810,38 @@ static void compare_part(const tensor *kept, const attn_tensor *part, int dim,
         fail_msg("%s: other bits alone", what);
 }
 
-/* One entry of a batch alone has the bits it has among others. */
+/* The same memory, by token. */
+static void lie_apart(tensor *t)
+{
+    t->view.stride[1] = t->view.shape[3];
+    t->view.stride[2] = t->view.shape[1] * t->view.shape[3];
+}
+
+/* One entry of a batch alone has the bits it has among others; the last has
+ * fewer keys alone than the rows that a block copies if they lie apart. */
 static void
 test_backward__bits_do_not_depend_on_the_rest_of_the_batch(void **state)
 {
     (void)state;
-    static const train_sizes s = {4, 6, 3, 77, 90, 24, 20};
-    for (int form = 0; form < 2; form++) {
+    static const train_sizes batches[] = {{4, 6, 3, 77, 90, 24, 20},
+                                          {4, 6, 3, 77, 90, 24, 20},
+                                          {2, 2, 2, 19, 4200, 64, 64}};
+    for (size_t form = 0; form < COUNT(batches); form++) {
+        const train_sizes s = batches[form];
         training t;
         tensor want[TRAIN_GRADIENTS];
         attn_context *context = make_context(3, NULL, NULL);
-        train_make(&t, 4, form ? ATTN_F64 : ATTN_F32, &s);
+        train_make(&t, 4, form == 1 ? ATTN_F64 : ATTN_F32, &s);
+        if (form == 2) {
+            lie_apart(&t.k);
+            lie_apart(&t.v);
+        }
         t.p.align = ATTN_ALIGN_BOTTOM_RIGHT;
-        t.p.causal = form;
+        t.p.causal = form == 1;
         train_use_lse(&t);
-        train_use_alibi(&t, 4);
-        train_use_sinks(&t, 4);
-        train_use_mask(&t, 4, 1, 77, 90);
+        train_use_alibi(&t, s.B);
+        train_use_sinks(&t, s.B);
+        train_use_mask(&t, s.B, 1, s.Tq, s.Tk);
         train_forward(&t, context, "batch");
         run_training(&t, context);
         keep_gradients(&t, want);
