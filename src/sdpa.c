@@ -213,6 +213,12 @@ typedef struct task {
     int64_t number; /* among the tasks, or partial results, of its wave */
 } task;
 
+/* Are the queries of a head one block? */
+static bool is_one_block(const task *t)
+{
+    return t->s.q_len <= t->c.queries;
+}
+
 /* Tasks of a head, but for splits. Small problems go without the division. */
 static int64_t strips_of(const cut *c)
 {

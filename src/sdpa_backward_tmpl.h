@@ -477,7 +477,8 @@ static void XI(backward_strip)(const backward_run *r, const backward_part *part,
     task of[MAX_STRIP];
     XI(slope) x[MAX_STRIP];
     XI(tiles) tiles[MAX_STRIP];
-    bool together = n > 1 || copies_rows(&r->g->p, n);
+    bool together =
+        n > 1 || (is_one_block(&part->of) && copies_rows(&r->g->p, n));
 
     for (int64_t a = 0; a < n; a++) {
         of[a] = part->of;

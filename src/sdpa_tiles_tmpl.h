@@ -165,7 +165,7 @@ static void XI(attend)(XI(block) * b, const XI(tiles) * tiles, int64_t begin,
     XI(held) held = {.copies = true};
 
     XI(begin_tiles)(b);
-    if (!b->careful && copies_rows(b->p, 1))
+    if (!b->careful && is_one_block(b->t) && copies_rows(b->p, 1))
         b->held = &held;
     for (int64_t index = begin; index < end; index++) {
         held.key = XI(tile_keys)(tiles, index, &held.keys);

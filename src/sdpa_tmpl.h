@@ -477,17 +477,19 @@ static XI(tiles) XI(cut_keys)(const XI(block) * b, int64_t tile)
     int64_t keep_high = MAX(lanes->keep_high, keep_low);
     XI(tiles) t = {{{0, 0, 0, 1, 0}, {0, 0, 0, 1, 0}}};
 
-    if (low == high || keep_low == keep_high || keep_high < low ||
-        high < keep_low) {
-        /* Apart, in their order, or nothing is there. */
-        int kept = low < high && low < keep_low;
-        t.run[kept].begin = keep_low;
-        t.run[kept].end = keep_high;
-        t.run[!kept].begin = low;
-        t.run[!kept].end = high;
+    if (low < high && keep_low < keep_high &&
+        (keep_high < low || high < keep_low)) {
+        /* Apart, in their order. */
+        t.run[low < keep_low].begin = keep_low;
+        t.run[low < keep_low].end = keep_high;
+        t.run[keep_low < low].begin = low;
+        t.run[keep_low < low].end = high;
+    } else if (keep_low == keep_high) {
+        t.run[1].begin = low;
+        t.run[1].end = high;
     } else {
-        t.run[1].begin = MIN(low, keep_low);
-        t.run[1].end = MAX(high, keep_high);
+        t.run[1].begin = low == high ? keep_low : MIN(low, keep_low);
+        t.run[1].end = low == high ? keep_high : MAX(high, keep_high);
     }
     for (int a = 0; a < 2; a++) {
         int64_t n = t.run[a].end - t.run[a].begin;
